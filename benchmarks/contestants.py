@@ -88,7 +88,7 @@ def _chain(kept: bool) -> Callable[[Inputs], Any]:
     from outrider.ops.cpu import chain
 
     def run(x: Inputs) -> Any:
-        return chain.judge(x.draft if kept else x.cold, x.scores, x.draws, overlap=False)
+        return chain.verify(x.draft if kept else x.cold, x.scores, x.draws, overlap=False)
 
     return run
 

@@ -11,9 +11,9 @@ import triton.language as tl
 
 from outrider.ops.baselines.kernels import squash
 from outrider.ops.triton import noise
-from outrider.ops.triton.following import race_of
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
-from outrider.ops.triton.side import scaled, side_of
+from outrider.ops.triton.law_slices import scaled, side_of
+from outrider.ops.triton.residual_race import race_of
 from outrider.ops.triton.tables import keys_of, kid_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 

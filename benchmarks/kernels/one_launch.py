@@ -20,9 +20,9 @@ import triton.language as tl
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.following import EMPTY, FIXED, drawn_from
 from outrider.ops.triton.launch import block_size, next_power, programs, workspace
-from outrider.ops.triton.side import law, scaled, side_of, slices_of
+from outrider.ops.triton.law_slices import law, scaled, side_of, slices_of
+from outrider.ops.triton.residual_race import EMPTY, FIXED, drawn_from
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 

@@ -8,7 +8,7 @@ from outrider import DraftModel, SamplingParams, ops, verifiers
 from outrider.drafters import HubTree, SampledTree
 from outrider.engine import step
 from outrider.models.cache import SlotCache
-from outrider.ops.cpu.rows import weights_of
+from outrider.ops.cpu.law_slices import weights_of
 from outrider.sampling.sampling_params import warp
 from outrider.types import Output, Scores
 from tiny import PROMPTS, begun, pair
@@ -79,25 +79,25 @@ def test_changed_laws_forget_what_was_kept_of_them():
 
 
 def test_nan_is_told_and_a_masked_row_draws_nothing():
-    from outrider.ops.cpu.urns import Urns
+    from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
     from outrider.types import Laws
 
     logits = torch.randn(1, 3, 200)
     logits[0, 1] = -torch.inf
-    urns = Urns(Laws(logits, torch.ones(1), greedy="none"))
+    urns = DrawsWithoutReplacement(Laws(logits, torch.ones(1), greedy="none"))
     assert not urns.fault
     assert urns.sums[1] == 0
     _, mass = urns.draw(np.arange(3), 0)
     assert (mass > 0).tolist() == [True, False, True]
-    one = Urns(Laws(logits[:, 1:2], torch.ones(1), greedy="none"))
+    one = DrawsWithoutReplacement(Laws(logits[:, 1:2], torch.ones(1), greedy="none"))
     assert one.draw_one(0, 0.4) == (0, 0.0)
     assert one.sums == [0.0]
     assert not one.fault
     logits[0, 2, 7] = torch.nan
-    one = Urns(Laws(logits[:, 2:], torch.ones(1), greedy="none"))
+    one = DrawsWithoutReplacement(Laws(logits[:, 2:], torch.ones(1), greedy="none"))
     assert one.draw_one(0, 0.4) == (0, 0.0)
     assert one.fault
-    assert Urns(Laws(logits, torch.ones(1), greedy="none")).fault
+    assert DrawsWithoutReplacement(Laws(logits, torch.ones(1), greedy="none")).fault
 
 
 @pytest.mark.parametrize("rule", ["block", "rejection"])
@@ -125,11 +125,11 @@ def test_chains_are_judged_by_kept_weights_as_from_logits(rule, scale):
 @pytest.mark.parametrize("count", [2, 9])
 @pytest.mark.parametrize("vocab", [5, 128, 300])
 def test_urns_give_every_token_once(count, vocab):
-    from outrider.ops.cpu.urns import Urns
+    from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
     from outrider.types import Laws
 
     logits = torch.randn(1, count, vocab, generator=torch.Generator().manual_seed(0)) * 4
-    urns = Urns(Laws(logits, torch.ones(1), greedy="none"))
+    urns = DrawsWithoutReplacement(Laws(logits, torch.ones(1), greedy="none"))
     seen = [set() for _ in range(count)]
     for k in range(min(vocab, 40)):
         token, mass = urns.draw(np.arange(count), k)

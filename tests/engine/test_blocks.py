@@ -5,7 +5,7 @@ import torch
 
 from outrider import SamplingParams, verifiers
 from outrider.engine import step
-from outrider.ops.cpu import settling
+from outrider.ops.cpu import commit_tokens
 from outrider.ops.reference import settling as reference
 from outrider.types import CONTEXT, LENGTH, STOP, Ends
 from tiny import DRAFTERS, PROMPTS, begun, pair
@@ -16,7 +16,7 @@ STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "beam"])
 @pytest.mark.parametrize("broken", [None, "wild", "dead"])
 def test_few_rows_and_many_agree(name, broken, monkeypatch):
-    monkeypatch.setattr(settling, "_FEW_ROWS", 5)
+    monkeypatch.setattr(commit_tokens, "_FEW_ROWS", 5)
     target, small = pair()
     drafter = DRAFTERS[name](small)
     rule = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
@@ -50,7 +50,7 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
             state.stop_BS,
             state.reason_B,
         )
-        few = settling.settle(draft, scores, verdict, ends)
+        few = commit_tokens.settle(draft, scores, verdict, ends)
         many = reference.settle(draft, scores, verdict, ends)
         for field, ours, theirs in zip(few._fields[:-1], few[:-1], many[:-1], strict=True):
             torch.testing.assert_close(ours, theirs, msg=f"{field} differs: {ours} and {theirs}")

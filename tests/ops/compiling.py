@@ -25,14 +25,20 @@ from triton.compiler import ASTSource
 from outrider.ops.baselines.kernels import paper_tile
 from outrider.ops.triton.block import block_reach, block_sums
 from outrider.ops.triton.chain import chain_decide
-from outrider.ops.triton.floors import Limits, Search, floor_count, floor_mass, floor_top
-from outrider.ops.triton.following import Race, Stand, following
+from outrider.ops.triton.floors import (
+    FloorLimits,
+    FloorSearch,
+    floor_count,
+    floor_mass,
+    floor_top,
+)
+from outrider.ops.triton.law_slices import Side, Slices, row_stats
 from outrider.ops.triton.match import Winners, match_race, match_walk
+from outrider.ops.triton.residual_race import Race, Stand, following
 from outrider.ops.triton.sample import sample_rows
-from outrider.ops.triton.side import Side, Slices, row_stats
-from outrider.ops.triton.tables import Keys, Tables
+from outrider.ops.triton.tables import DeviceTables, NoiseKeys
 from outrider.ops.triton.traversal import (
-    Nodes,
+    NodePointers,
     traversal_begin,
     traversal_draw,
     traversal_race,
@@ -47,15 +53,15 @@ def side(dtype):
     return Side("*" + dtype, "i64", "i64", F32, F32, F32, I32, "i32", "i32")
 
 
-TABLES = Tables(I64, "i64", I64, "i64", I64, "i64", I64, "i64", "i32")
-KEYS = Keys(I64, I64, F32, "i64", F32, "i64")
+TABLES = DeviceTables(I64, "i64", I64, "i64", I64, "i64", I64, "i64", "i32")
+KEYS = NoiseKeys(I64, I64, F32, "i64", F32, "i64")
 SLICES = Slices(F32, F32, I32, I32)
 STAND = Stand(I64, I32, F32)
 RACE = Race(F32, F32, I32, F32, I32, I32)
 WINNERS = Winners(F32, I32)
-NODES = Nodes(F32, F32, F32, F32, "i32", "i32")
-LIMITS = Limits(I64, F32, F32)
-SEARCH = Search(I64, "*fp64", "*fp64", F32, F32, F32, I32)
+NODES = NodePointers(F32, F32, F32, F32, "i32", "i32")
+LIMITS = FloorLimits(I64, F32, F32)
+SEARCH = FloorSearch(I64, "*fp64", "*fp64", F32, F32, F32, I32)
 
 
 def signatures(dtype):

@@ -9,7 +9,7 @@ from outrider import ops
 from outrider.models.cpu_kernels import build as compiler
 from outrider.noise import Purpose
 from outrider.ops.cpu import block, compiled, keys
-from outrider.ops.cpu.urns import Urns
+from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
 from outrider.types import DrawKind, Laws
 
 CASES = {
@@ -85,7 +85,7 @@ def test_rows_that_the_kernel_leaves_are_walked():
     draft.tokens_BN[3, 1] = -1
     found = compiled.block(draft, scores, draws, True)
     assert found.left == [0, 2, 3]
-    whole = block.judge(draft, scores, draws)
+    whole = block.verify(draft, scores, draws)
     same(whole, block.walked(draft, scores, draws, True, range(4)), range(4))
 
 
@@ -116,7 +116,7 @@ def test_a_draw_of_every_urn_is_its_own(vocab, dtype):
     draws = torch.Generator().manual_seed(vocab)
     logits = 4 * torch.randn(6, 1, vocab, generator=draws, dtype=dtype)
     logits[3] = -torch.inf
-    urns = Urns(Laws(logits, torch.ones(6), greedy="none"))
+    urns = DrawsWithoutReplacement(Laws(logits, torch.ones(6), greedy="none"))
     names = np.arange(24).reshape(6, 4)[:, 1]  # a column of a table
     for index in range(3):
         tokens, masses = urns.draw(names, index)

@@ -9,7 +9,7 @@ from outrider import noise, ops
 from outrider.noise import Purpose
 from outrider.ops.cpu import BACKEND as CPU
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import Urn, pick
+from outrider.ops.cpu.law_slices import DrawWithoutReplacement, pick
 from outrider.ops.reference import draws as reference
 from outrider.tree import branching, children
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores
@@ -85,7 +85,7 @@ def test_inverse_transform_never_picks_a_token_without_weight(size):
 def test_an_urn_gives_every_token_once_and_keeps_the_digits_of_small_weights(size):
     weights = np.full(size, 1e-12, dtype=np.float32)
     weights[size // 3] = 1.0
-    urn = Urn(weights)
+    urn = DrawWithoutReplacement(weights)
     seen = []
     for k in range(min(size, 40)):
         token, weight, mass = urn.draw(0.999 if k else 0.5)

@@ -48,7 +48,7 @@ def test_cpu_without_overlap_reads_less_and_says_the_same(seed, kept, vocab):
     from outrider.ops.cpu import chain
 
     draft, scores, draws = build(Case(seed=seed, kept=kept, vocab=vocab))
-    ours = chain.judge(draft, scores, with_race(draws, scores), overlap=False)
+    ours = chain.verify(draft, scores, with_race(draws, scores), overlap=False)
     same(ours, twin("chain", draft, scores, draws))
     assert ours.overlap_BD is None
 

@@ -8,7 +8,7 @@
 
 #define WIDE 8    /* sums that run side by side */
 #define LEAF 128  /* numbers that are added up without being halved */
-#define BLOCK 64  /* numbers of a block of a draw: ops/cpu/rows.py */
+#define BLOCK 64  /* numbers of a block of a draw: ops/cpu/law_slices.py */
 #define ACCEPT 2  /* purposes of noise.py */
 #define RESIDUAL 3
 #define FIXED 0   /* a placed child: types/drafts.py */

@@ -1,4 +1,4 @@
-/* A token of every urn (outrider/ops/cpu/urns.py), in the bits of its draw of one. */
+/* A token of every urn (outrider/ops/cpu/batched_without_replacement.py), in the bits of its draw of one. */
 #include "draws.h"
 
 void outrider_draw(

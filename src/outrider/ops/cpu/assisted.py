@@ -6,7 +6,7 @@ Positions behind a refusal are never read.
 import torch
 from torch import Tensor
 
-from outrider.ops.cpu.rows import Rows, excess, pick
+from outrider.ops.cpu.law_slices import WeightRows, excess, pick
 from outrider.ops.reference.laws import EMPTY
 
 
@@ -16,8 +16,8 @@ def assisted(
     """`outrider.ops.reference.walking.assisted`, row by row."""
     count, uniform = drafted_1nV.shape[1], uniforms.tolist()
     last = uniform[count] + uniform[count + 1] * 2.0**-24
-    target = Rows.plain(target_1mV, 0)
-    drafted = Rows.plain(drafted_1nV, 1, target.vocab)
+    target = WeightRows.plain(target_1mV, 0)
+    drafted = WeightRows.plain(drafted_1nV, 1, target.vocab)
     tokens: list[int] = ids_n.tolist()
     n, refused, mass, drawn_mass = 0, False, 1.0, 1.0
     while n < count:
@@ -40,7 +40,9 @@ def assisted(
     return torch.tensor([chosen]), torch.tensor(n)
 
 
-def _residual(target: Rows, drafted: Rows, mass: float, drawn_mass: float, uniform: float) -> int:
+def _residual(
+    target: WeightRows, drafted: WeightRows, mass: float, drawn_mass: float, uniform: float
+) -> int:
     """A draw from norm((p - q)+): both sides' rows are in scratch already."""
     excess(target.both, drafted.both, mass / drawn_mass, drafted.both, drafted.both)
     token, left = pick(drafted.row, uniform)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import Rows, Urn
+from outrider.ops.cpu.law_slices import DrawWithoutReplacement, WeightRows
 from outrider.ops.reference import beam as reference
 from outrider.ops.reference.beam import Survivors
 from outrider.types import Laws
@@ -45,9 +45,9 @@ class Arrival(NamedTuple):
 class _Children:
     """The children of one path, in the order in which they arrive."""
 
-    def __init__(self, rows: Rows, b: int, path: Path, key: int) -> None:
+    def __init__(self, rows: WeightRows, b: int, path: Path, key: int) -> None:
         whole = rows.fill(b, path.row)
-        self.urn = Urn(rows.row.copy())
+        self.urn = DrawWithoutReplacement(rows.row.copy())
         self.key, self.time, self.number, self.parent = key, path.time, 0, path.row
         self.token = 0
         self.unit = path.phi - math.log(whole) if whole > 0 else -math.inf
@@ -76,7 +76,7 @@ def survivors(laws: Laws, keys_BR: Tensor, phi_BR: Tensor, psi_BR: Tensor, width
     """
     if laws.greedy == "all":
         return reference.survivors(laws, keys_BR, phi_BR, psi_BR, width)
-    rows, batch = Rows(laws, 0), []
+    rows, batch = WeightRows(laws, 0), []
     tables = (keys_BR.tolist(), phi_BR.tolist(), psi_BR.tolist())
     for b, (streams, phis, psis) in enumerate(zip(*tables, strict=True)):
         paths = [
@@ -120,7 +120,7 @@ def _first(paths: "list[_Children]", width: int) -> list[Arrival]:
     return taken
 
 
-def _most_probable(rows: Rows, b: int, paths: Sequence[Path], width: int) -> list[Arrival]:
+def _most_probable(rows: WeightRows, b: int, paths: Sequence[Path], width: int) -> list[Arrival]:
     """A step of an ordinary beam search under the unfiltered laws at temperature 1."""
     taken = []
     for path in paths:

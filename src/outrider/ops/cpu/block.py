@@ -11,11 +11,11 @@ the compiled kernel takes are judged by it, in the same bits.
 from collections.abc import Sequence
 
 from outrider.ops.cpu import compiled
-from outrider.ops.cpu.walk import Walk
+from outrider.ops.cpu.rejection_walk import RejectionWalk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token. u_i is the uniform of the draw that proposed x_i."""
     found = compiled.block(draft, scores, draws, overlap)
     if found is None:
@@ -33,7 +33,7 @@ def walked(
     draft: Draft, scores: Scores, draws: Draws, overlap: bool, rows: Sequence[int]
 ) -> Verdict:
     """The verdicts of some rows, one law after another."""
-    walk = Walk(draft, scores, draws)
+    walk = RejectionWalk(draft, scores, draws)
     results = []
     for b in rows:
         chain: list[int] = []

@@ -7,13 +7,13 @@ Laws are normalised lazily: position i is read only if all before it were accept
 where the walk stops is already in scratch when the residual is formed.
 """
 
-from outrider.ops.cpu.walk import Walk
+from outrider.ops.cpu.rejection_walk import RejectionWalk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token; with `overlap` also sum min(p, q) at each examined position."""
-    walk = Walk(draft, scores, draws)
+    walk = RejectionWalk(draft, scores, draws)
     results = []
     for b in range(walk.batch):
         path: list[int] = []

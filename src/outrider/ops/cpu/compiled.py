@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from outrider.models.cpu_kernels import build
-from outrider.ops.cpu.rows import LEAST, LONG, MOST, Array, weights_of
+from outrider.ops.cpu.law_slices import LEAST, LONG, MOST, Array, weights_of
+from outrider.ops.cpu.rejection_walk import LARGEST, NOTHING
 from outrider.ops.cpu.scratch import per_thread
-from outrider.ops.cpu.walk import LARGEST, NOTHING
 from outrider.ops.reference.laws import EMPTY
 from outrider.types import Draft, Draws, Laws, Scores
 
@@ -32,7 +32,7 @@ _FLOAT = np.dtype(np.float32).str
 _LIMITS = (ctypes.c_double * 5)(LEAST, MOST, LARGEST, NOTHING, EMPTY)
 
 
-class _Sizes(ctypes.Structure):
+class _KernelSizes(ctypes.Structure):
     """`Sizes` of block.c."""
 
     _fields_ = [
@@ -80,7 +80,7 @@ def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> Judged |
     group = max(_AT_ONCE // (nodes * vocab), 1)
     room = _room(min(group, batch), nodes, vocab)
     most = draft.draws_BNK.shape[2]
-    sizes = _Sizes(0, 0, batch, nodes, vocab, most, guesses.laws, depth, shared)
+    sizes = _KernelSizes(0, 0, batch, nodes, vocab, most, guesses.laws, depth, shared)
     for first in range(0, batch, group):
         sizes.first, sizes.stop = first, min(first + group, batch)
         _weigh(laws, first, sizes.stop, room)
@@ -117,7 +117,8 @@ class _Guesses(NamedTuple):
 
 
 def draw(weights: Array, sums: Array, block: int, keys: Array, index: int) -> tuple[Array, Array]:
-    """`Urns.draw_one` of every row of `weights` [rows, V], whose blocks have these `sums`.
+    """`DrawsWithoutReplacement.draw_one` of every row of `weights` [rows, V], whose blocks have
+    these `sums`.
 
     Word `index` of each of the `keys` is its noise. Weights are float32 or float64.
     """

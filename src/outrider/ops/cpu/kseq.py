@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.ops.cpu import lists
-from outrider.ops.cpu.walk import Walk
+from outrider.ops.cpu import host_tables
+from outrider.ops.cpu.rejection_walk import RejectionWalk
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +23,7 @@ def fits(draft: Draft) -> bool:
     """Whether all draws of a node are independent and of one law, or all its children placed."""
     if draft.laws is None:
         return False
-    tables = lists.of_draft(draft)
+    tables = host_tables.of_draft(draft)
     for kids, kinds, rows in zip(tables.draws, tables.kinds, tables.rows, strict=True):
         for below, how, where in zip(kids, kinds, rows, strict=True):
             drawn = [k for k, kid in enumerate(below) if kid >= 0]
@@ -36,12 +36,12 @@ def fits(draft: Draft) -> bool:
     return True
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count, next token and sum min(p, q) at each examined node.
 
     Placed children, which rows at temperature 0 have, are tested one by one as in `rejection`.
     """
-    walk = Walk(draft, scores, draws)
+    walk = RejectionWalk(draft, scores, draws)
     results = []
     for b in range(walk.batch):
         path: list[int] = []
@@ -76,7 +76,7 @@ def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
 class _Rest:
     """A node's division factor, and what is left once every draw was refused."""
 
-    def __init__(self, walk: Walk, count: int) -> None:
+    def __init__(self, walk: RejectionWalk, count: int) -> None:
         assert walk.drafted is not None
         self.walk, self.count = walk, count
         self.owed, self.mass = walk.target.row, walk.mass

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.ops.cpu import compiled, lists
+from outrider.ops.cpu import compiled, host_tables
 from outrider.types import Laws
 
 
@@ -30,4 +30,4 @@ def likely(laws: Laws, count: int, gap: float) -> Tensor:
             index = np.flatnonzero(z >= least)
             best = index[np.argsort(-z[index], kind="stable")[:count]].tolist()
             found.append(best + [-1] * (count - len(best)))
-    return lists.numbers(found).view(shape)
+    return host_tables.numbers(found).view(shape)

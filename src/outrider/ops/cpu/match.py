@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from outrider.noise import Purpose
-from outrider.ops.cpu import compiled, keys, lists
+from outrider.ops.cpu import compiled, host_tables, keys
 from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token; needs no draft law."""
     laws = scores.laws
     batch = laws.logits_BRV.shape[0]
     depth = draft.tree.max_depth
-    tokens, kids = draft.tokens_BN.tolist(), lists.shared(draft.draws_BNK, batch)
+    tokens, kids = draft.tokens_BN.tolist(), host_tables.shared(draft.draws_BNK, batch)
     inverse = laws.inverse_temperature_B.tolist()
     seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
@@ -45,7 +45,7 @@ def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
                     node, going = kid, True
                     break
         results.append((path, token, []))
-    return lists.verdict(results, depth, None)
+    return host_tables.verdict(results, depth, None)
 
 
 def _chosen(laws: Laws, b: int, node: int, inverse: float, key: int, race: Any) -> int:

@@ -2,8 +2,8 @@
 
 Tokens without replacement are drawn one by one, each from what the earlier ones left: the law of
 Gumbel-top-k without noise over the vocabulary. All rows of a level are drawn at once
-(`outrider.ops.cpu.urns`), and the laws keep the weights that they were drawn from, so that no judge
-computes them again.
+(`outrider.ops.cpu.batched_without_replacement`), and the laws keep the weights that they were drawn
+from, so that no judge computes them again.
 """
 
 import math
@@ -16,8 +16,17 @@ from torch import Tensor
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import LEAST, MOST, Array, Rows, Weights, edges, find, running
-from outrider.ops.cpu.urns import Urns
+from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
+from outrider.ops.cpu.law_slices import (
+    LEAST,
+    MOST,
+    Array,
+    RowWeights,
+    WeightRows,
+    edges,
+    find,
+    running,
+)
 from outrider.ops.reference import draws as reference
 from outrider.ops.reference.laws import hot as hot_rows
 from outrider.types import Laws
@@ -47,7 +56,7 @@ def several(
         )
     if keys_BR.numel() == count == 1 and not most and laws.greedy == "none":
         return _one(laws, keys.fine_uniform(int(keys_BR), 0))
-    names, urns = keys_BR.contiguous().numpy().ravel(), Urns(laws)
+    names, urns = keys_BR.contiguous().numpy().ravel(), DrawsWithoutReplacement(laws)
     above = _place(urns, np.tile(placed, len(keys_BR)), most) if most else _Above([], [], [])
     tokens, masses = _without(urns, names, count, above)
     gone = [np.where(w, t, tokens[0]) for t, w in zip(above.tokens, above.which, strict=True)]
@@ -89,7 +98,7 @@ def _one(laws: Laws, uniform: float) -> tuple[Tensor, Tensor | None, Laws]:
     weights, fault = _weighed(laws), False
     sums = running(np.add.reduceat(weights, edges(weights.size)))
     if not LEAST < sums[-1] < MOST:  # once more, with the maximum taken off
-        rows = Rows(laws, 0)
+        rows = WeightRows(laws, 0)
         rows.fill(0, 0)
         weights = rows.row.copy()
         sums = running(np.add.reduceat(weights, edges(weights.size)))
@@ -97,7 +106,7 @@ def _one(laws: Laws, uniform: float) -> tuple[Tensor, Tensor | None, Laws]:
         fault = not sums[-1] > 0 and bool(wild.any())
     token, mass = find(weights, sums, uniform)
     there = None if mass > 0 else torch.from_numpy(np.zeros((1, 1, 1), dtype=bool))
-    kept = laws._replace(lse_BR=None, host=Weights([weights[None]], [sums[-1:]], fault))
+    kept = laws._replace(lse_BR=None, host=RowWeights([weights[None]], [sums[-1:]], fault))
     # `torch.tensor` takes thrice as long
     return torch.from_numpy(np.array([[[token]]])), there, kept
 
@@ -123,7 +132,7 @@ def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, T
         some_Bc = best_BR.values.gather(1, rows_Bc) > -torch.inf
         if laws.greedy == "all":
             return best_Bc, some_Bc, laws
-    urns, count = Urns(laws), laws.logits_BRV.shape[1]
+    urns, count = DrawsWithoutReplacement(laws), laws.logits_BRV.shape[1]
     wanted = [b * count + r for b, rows in enumerate(rows_Bc.tolist()) for r in rows]
     uniforms = [keys.fine_uniform(key, 0) for key in keys_Bc.flatten().tolist()]
     found = [urns.draw_one(row, u) for row, u in zip(wanted, uniforms, strict=True)]
@@ -143,7 +152,7 @@ class _Above(NamedTuple):
     masses: list[Array]  #: 0 in other rows
 
 
-def _place(urns: Urns, few: Array, most: int) -> _Above:
+def _place(urns: DrawsWithoutReplacement, few: Array, most: int) -> _Above:
     """Take the `few[row]` likeliest tokens out of every urn, `most` at most."""
     above = _Above([], [], [])
     even = bool((few == most).all())
@@ -159,7 +168,7 @@ def _place(urns: Urns, few: Array, most: int) -> _Above:
 
 
 def _without(
-    urns: Urns, names: Array, count: int, above: _Above
+    urns: DrawsWithoutReplacement, names: Array, count: int, above: _Above
 ) -> tuple[list[Array], list[Array]]:
     """Tokens without replacement, by rank, and their masses. The urns stay as they were."""
     token, mass = urns.draw(names, 0)
@@ -177,7 +186,7 @@ def _without(
     return tokens, masses
 
 
-def _weights(laws: Laws, urns: Urns) -> Weights:
+def _weights(laws: Laws, urns: DrawsWithoutReplacement) -> RowWeights:
     """What the urns hold, law by law. Greedy rows have no weights: their law is a point."""
     batch, count = laws.logits_BRV.shape[:2]
     p = urns.p.reshape(batch, count, -1)
@@ -185,4 +194,4 @@ def _weights(laws: Laws, urns: Urns) -> Weights:
     if laws.greedy == "some":
         hot = [math.isinf(value) for value in laws.inverse_temperature_B.tolist()]
         sums = [[0.0 if h else s for h, s in zip(hot, row, strict=True)] for row in sums]
-    return Weights([p[:, row] for row in range(count)], sums, urns.fault)
+    return RowWeights([p[:, row] for row in range(count)], sums, urns.fault)

@@ -17,9 +17,9 @@ import numpy as np
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import pick
+from outrider.ops.cpu.law_slices import pick
+from outrider.ops.cpu.rejection_walk import LITTLE, RejectionWalk
 from outrider.ops.cpu.scratch import per_thread
-from outrider.ops.cpu.walk import LITTLE, Walk
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,7 +33,7 @@ def _stack(depth: int, vocab: int, dtype: str) -> Array:
 class _Visit:
     """One row of the batch. `left` is what the node where the walk stopped still owes."""
 
-    def __init__(self, walk: Walk, b: int, overlap: bool) -> None:
+    def __init__(self, walk: RejectionWalk, b: int, overlap: bool) -> None:
         self.walk, self.b, self.overlap = walk, b, overlap
         vocab, dtype = walk.vocab, walk.target.dtype
         self.mass, self.guess = _stack(max(walk.depth, 1), vocab, dtype)
@@ -160,9 +160,9 @@ class _Visit:
         return min(token, walk.vocab - 1)
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token. u_v is the uniform of draw 0 at node v."""
-    walk = Walk(draft, scores, draws)
+    walk = RejectionWalk(draft, scores, draws)
     results = []
     for b in range(walk.batch):
         visit = _Visit(walk, b, overlap)

@@ -7,13 +7,13 @@ At a node every child is tested in draw order against what its earlier siblings 
 Only the laws of visited nodes are normalised.
 """
 
-from outrider.ops.cpu.walk import Walk
+from outrider.ops.cpu.rejection_walk import RejectionWalk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count, next token and the first draw's overlap at each depth that was examined."""
-    walk = Walk(draft, scores, draws)
+    walk = RejectionWalk(draft, scores, draws)
     results = []
     for b in range(walk.batch):
         path: list[int] = []

@@ -45,11 +45,11 @@ def _declines(op: str, *inputs: object) -> str | None:
 BACKEND = Backend(
     "triton",
     {
-        "judge:chain": chain.judge,
-        "judge:block": block.judge,
-        "judge:match": match.judge,
-        "judge:tree": tree.judge,
-        "judge:traversal": traversal.judge,
+        "judge:chain": chain.verify,
+        "judge:block": block.verify,
+        "judge:match": match.verify,
+        "judge:tree": tree.verify,
+        "judge:traversal": traversal.verify,
         "sample": sample.sample,
         "several": sample.several,
         "floors": floors.floors,

@@ -14,9 +14,9 @@ import triton.language as tl
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.following import drawn_from, following, race_of, stand_of
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
-from outrider.ops.triton.side import law, row_done, side_of, slices_of
+from outrider.ops.triton.law_slices import law, row_done, side_of, slices_of
+from outrider.ops.triton.residual_race import drawn_from, following, race_of, stand_of
 from outrider.ops.triton.tables import keys_of, kid_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
@@ -115,7 +115,7 @@ def block_sums(
         tl.store(path + b * depth + j, tl.where(j < tau, kid, -1), mask=j < depth)
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from outrider.ops.triton import noise
-from outrider.ops.triton.following import FIXED, following, race_of, stand_of
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
-from outrider.ops.triton.side import law, row_done, row_stats, side_of, slices_of
+from outrider.ops.triton.law_slices import law, row_done, row_stats, side_of, slices_of
+from outrider.ops.triton.residual_race import FIXED, following, race_of, stand_of
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
@@ -60,7 +60,7 @@ def chain_decide(
             tl.store(stand.refused + b, tl.max(((i == n) & (kid >= 0)).to(tl.int32), axis=0))
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
-from outrider.ops.triton.side import row_done, side_of, slices_of
+from outrider.ops.triton.law_slices import row_done, side_of, slices_of
 from outrider.row_params import SamplingRows
 from outrider.types import Laws
 
@@ -31,7 +31,7 @@ COUNT_BINS = tl.constexpr(1 << COUNT_BITS)
 MASS_BINS = tl.constexpr(1 << MASS_BITS)
 
 
-class Limits(NamedTuple):
+class FloorLimits(NamedTuple):
     """The filters of each batch row, [B]: k (0: off), p (1: off) and min_p (0: off)."""
 
     top_k: Tensor
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
     min_p: Tensor
 
 
-class Search(NamedTuple):
+class FloorSearch(NamedTuple):
     """What is known of each row: digits found, what lies above them, and the floors, [B, R]."""
 
     prefix: Tensor  #: digits of the floor so far, as an integer
@@ -243,8 +243,8 @@ def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
     def new(dtype: torch.dtype) -> Tensor:
         return torch.empty(batch, rows, dtype=dtype, device=device)
 
-    limits = Limits(given(top_k_B), given(top_p_B), given(min_p_B))
-    search = Search(
+    limits = FloorLimits(given(top_k_B), given(top_p_B), given(min_p_B))
+    search = FloorSearch(
         new(torch.int64), new(torch.float64), new(torch.float64), new(torch.float32),
         new(torch.float32), new(torch.float32), workspace(device, "floor rows", batch * rows),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
-from outrider.ops.triton.side import scaled, side_of
+from outrider.ops.triton.law_slices import scaled, side_of
 from outrider.ops.triton.tables import keys_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
@@ -95,7 +95,7 @@ def match_walk(
     tl.store(path + b * depth + d, none, mask=(d >= n) & (d < depth))
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys; two launches."""
     laws = scores.laws
     batch, nodes, vocab = laws.logits_BRV.shape

@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.ops.reference import draws as reference
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
-from outrider.ops.triton.side import row_done, scaled, side_of, slices_of
+from outrider.ops.triton.law_slices import row_done, scaled, side_of, slices_of
 from outrider.types import Laws
 
 

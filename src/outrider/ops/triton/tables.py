@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.types import Draft, Draws
 
 
-class Tables(NamedTuple):
+class DeviceTables(NamedTuple):
     """Tables [B, N] and [B, N, K]; a leading stride of 0 shares a table between rows."""
 
     tokens: Tensor
@@ -28,7 +28,7 @@ class Tables(NamedTuple):
     most: int  #: K, the stride of a node
 
 
-class Keys(NamedTuple):
+class NoiseKeys(NamedTuple):
     """Seeds and start positions, and injected noise for tests."""
 
     seed: Tensor
@@ -68,26 +68,26 @@ def _wide(table: Tensor, batch: int) -> tuple[Tensor, int]:
     return table, table.stride(0) if table.shape[0] == batch and batch > 1 else 0
 
 
-def tables_of(draft: Draft) -> Tables:
+def tables_of(draft: Draft) -> DeviceTables:
     """Pointers to a draft's topology."""
     batch = draft.tokens_BN.shape[0]
     tokens = draft.tokens_BN.contiguous()
     draws, draw_b = _wide(draft.draws_BNK, batch)
     kinds, kind_b = _wide(draft.kind_BNK, batch)
     rows, row_b = _wide(draft.row_BNK, batch)
-    return Tables(
+    return DeviceTables(
         tokens, tokens.stride(0), draws, draw_b, kinds, kind_b, rows, row_b,
         draft.draws_BNK.shape[2],
     )  # fmt: skip
 
 
-def keys_of(draws: Draws, race: Tensor | None = None) -> tuple[Keys, bool, bool]:
+def keys_of(draws: Draws, race: Tensor | None = None) -> tuple[NoiseKeys, bool, bool]:
     """Pointers to the keys, and whether uniforms and a race are injected."""
     device = draws.seed_B.device
     none = torch.empty(1, device=device)
     uniform = none if draws.uniform_BNK is None else draws.uniform_BNK.float().contiguous()
     noise = none if race is None else race.float().contiguous()
-    keys = Keys(
+    keys = NoiseKeys(
         draws.seed_B.contiguous(),
         draws.start_B.contiguous(),
         uniform,

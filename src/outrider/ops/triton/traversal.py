@@ -21,17 +21,17 @@ from torch import Tensor
 
 from outrider.ops.triton import chain, noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT, Race, race_of, run_race
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
-from outrider.ops.triton.left import drawn_at, left_over
-from outrider.ops.triton.side import law, row_stats, side_of, slices_of
+from outrider.ops.triton.law_slices import law, row_stats, side_of, slices_of
+from outrider.ops.triton.residual import drawn_at, left_over
+from outrider.ops.triton.residual_race import EMPTY, FIXED, WITHOUT, Race, race_of, run_race
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
 _NEVER = tl.constexpr(1e-30)  # a chance below this is none
 
 
-class Nodes(NamedTuple):
+class NodePointers(NamedTuple):
     """w, g and R of every node [B, N], and c_j of its draws [B, N, K]."""
 
     weight: Tensor
@@ -202,18 +202,18 @@ def traversal_race(
     )  # fmt: skip
 
 
-def _state(batch: int, count: int, most: int, device: torch.device) -> Nodes:
+def _state(batch: int, count: int, most: int, device: torch.device) -> NodePointers:
     def new(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.float32, device=device)
 
     each = (batch, count)
-    return Nodes(new(*each), new(*each), new(*each), new(*each, most), most, count)
+    return NodePointers(new(*each), new(*each), new(*each), new(*each, most), most, count)
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     if draft.tree.max_depth == 0:
-        return chain.judge(draft, scores, draws)
+        return chain.verify(draft, scores, draws)
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device

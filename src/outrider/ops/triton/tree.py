@@ -19,10 +19,10 @@ import triton.language as tl
 
 from outrider.ops.triton import chain, noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
-from outrider.ops.triton.left import drawn_at, left_over
-from outrider.ops.triton.side import law, row_stats, side_of, slices_of
+from outrider.ops.triton.law_slices import law, row_stats, side_of, slices_of
+from outrider.ops.triton.residual import drawn_at, left_over
+from outrider.ops.triton.residual_race import EMPTY, FIXED, WITHOUT
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
@@ -125,10 +125,10 @@ def tree_walk(
     tl.store(path + b * depth + d, none, mask=(d >= n) & (d < depth))
 
 
-def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     if draft.tree.is_chain:  # the bare root too: its row is raced by many programs
-        return chain.judge(draft, scores, draws)
+        return chain.verify(draft, scores, draws)
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device

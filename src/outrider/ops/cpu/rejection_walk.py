@@ -10,8 +10,8 @@ Three scratch rows serve a whole verification, however many nodes are visited:
 import numpy as np
 
 from outrider.noise import Purpose
-from outrider.ops.cpu import keys, lists
-from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
+from outrider.ops.cpu import host_tables, keys
+from outrider.ops.cpu.law_slices import WeightRows, excess, pick, scratch, total
 from outrider.ops.reference.laws import EMPTY
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
@@ -20,20 +20,20 @@ NOTHING = 1e-12  #: a reach below this keeps nothing that 24-bit uniforms could 
 LITTLE = 1e-3  #: a law with less left is made again from its logits
 
 
-class Walk:
+class RejectionWalk:
     """One verification call. Rows are judged one after another; positions lazily."""
 
     def __init__(self, draft: Draft, scores: Scores, draws: Draws) -> None:
         laws = scores.laws
-        self.target = Rows(laws, 0)
+        self.target = WeightRows(laws, 0)
         vocab = self.target.vocab
-        self.drafted = None if draft.laws is None else Rows(draft.laws, 1, vocab)
+        self.drafted = None if draft.laws is None else WeightRows(draft.laws, 1, vocab)
         self.spare_both = scratch(vocab, self.target.dtype, 2)
         self.spare, self.spare_tensor = self.spare_both
         self.batch = laws.logits_BRV.shape[0]
         self.depth = draft.tree.max_depth
         self.most = draft.draws_BNK.shape[2]
-        tables = lists.of_draft(draft)
+        tables = host_tables.of_draft(draft)
         self.tokens, self.kids = tables.tokens, tables.draws
         self.kinds, self.rows = tables.kinds, tables.rows
         self.empty = 0.0 if self.target.double else EMPTY
@@ -162,7 +162,7 @@ class Walk:
     ) -> Verdict:
         """The verdict from one (path, next token, overlaps) per row."""
         shares = overlap and self.drafted is not None and self.depth > 0
-        return lists.verdict(walks, self.depth, self.target.dtype if shares else None)
+        return host_tables.verdict(walks, self.depth, self.target.dtype if shares else None)
 
     def _without(self, b: int, row: int, tokens: list[int]) -> None:
         """Take tokens out of the draft's row; `refused` holds all that are gone."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.ops.reference.laws import EMPTY as _EMPTY
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import workspace
-from outrider.ops.triton.side import law
+from outrider.ops.triton.law_slices import law
 from outrider.ops.triton.tables import kid_of, kind_of, row_of, token_of
 
 EMPTY = tl.constexpr(_EMPTY)

@@ -15,7 +15,7 @@ import torch
 
 from outrider.models.cpu_kernels import build
 from outrider.ops.cpu import compiled, keys
-from outrider.ops.cpu.rows import block_of, find, running, upto
+from outrider.ops.cpu.law_slices import block_of, find, running, upto
 from outrider.types import Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LITTLE = 1e-3  #: an urn with less left is made again from its logits
 
 
-class Urns:
+class DrawsWithoutReplacement:
     """The laws of B * R rows, [B, R, V] read row by row. `p` [B * R, V] is theirs to change.
 
     A row that is NaN, or that masks every token, is an empty urn; greedy ones have temperature 1.

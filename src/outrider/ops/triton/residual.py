@@ -13,8 +13,8 @@ are left it keeps its precision where 1 - sum of the gone would lose it.
 import triton
 import triton.language as tl
 
-from outrider.ops.triton.following import FIXED, WITHOUT
-from outrider.ops.triton.side import law
+from outrider.ops.triton.law_slices import law
+from outrider.ops.triton.residual_race import FIXED, WITHOUT
 from outrider.ops.triton.tables import kid_of, kind_of, row_of, token_of
 
 

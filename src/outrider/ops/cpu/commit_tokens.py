@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outrider.ops.cpu import lists
-from outrider.ops.cpu.rows import Array, weights_of
+from outrider.ops.cpu import host_tables
+from outrider.ops.cpu.law_slices import Array, weights_of
 from outrider.ops.reference import settling as reference
 from outrider.types import (
     FAULT,
@@ -27,7 +27,7 @@ from outrider.types import (
 _FEW_ROWS = 32  #: up to this many rows integers of Python are faster than tensors
 
 
-class _Row(NamedTuple):
+class _CommittedRow(NamedTuple):
     """One row of `Ends`, as numbers."""
 
     length: int
@@ -41,7 +41,7 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTe
     """The tokens of a step and why rows end."""
     if ends.length_B.shape[0] > _FEW_ROWS:
         return reference.settle(draft, scores, verdict, ends)
-    rows = [_Row(*row) for row in zip(*(table.tolist() for table in ends), strict=True)]
+    rows = [_CommittedRow(*row) for row in zip(*(table.tolist() for table in ends), strict=True)]
     counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
     offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
@@ -64,11 +64,11 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTe
         block.drafted.append(offered[b] if running else 0)
         block.overlap.append(float(sum(known)))
         block.overlaps.append(len(known))
-    emitted_B, reason_B, drafted_B, overlaps_B = lists.numbers(
+    emitted_B, reason_B, drafted_B, overlaps_B = host_tables.numbers(
         [block.emitted, block.reason, block.drafted, block.overlaps]
     ).unbind(0)
     return StepTensors(
-        lists.numbers(block.tokens),
+        host_tables.numbers(block.tokens),
         emitted_B,
         reason_B,
         verdict.count_B,
@@ -80,7 +80,7 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTe
     )
 
 
-def _cut(row: _Row, tokens: list[int]) -> tuple[int, int]:
+def _cut(row: _CommittedRow, tokens: list[int]) -> tuple[int, int]:
     """How many of the tokens a row emits, and why it ends if it does."""
     if row.reason != RUNNING:
         return 0, row.reason

@@ -13,7 +13,7 @@ import torch
 from outrider.types import Draft, Verdict
 
 
-class Tables(NamedTuple):
+class HostTables(NamedTuple):
     """A draft's small tables, one entry per row."""
 
     tokens: list[list[int]]
@@ -22,10 +22,10 @@ class Tables(NamedTuple):
     rows: list[list[list[int]]]
 
 
-def of_draft(draft: Draft) -> Tables:
+def of_draft(draft: Draft) -> HostTables:
     """The draft's tables as lists."""
     batch = draft.tokens_BN.shape[0]
-    return Tables(
+    return HostTables(
         draft.tokens_BN.tolist(),
         shared(draft.draws_BNK, batch),
         shared(draft.kind_BNK, batch),

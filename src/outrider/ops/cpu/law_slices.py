@@ -27,26 +27,26 @@ _AT_ONCE = 1 << 17
 _FEW = 256  #: blocks
 
 
-class Weights(NamedTuple):
+class RowWeights(NamedTuple):
     """Laws as they were drawn from: probabilities but for a factor per row."""
 
     values: list[Array]  #: R arrays [B, V]
     sums: list[list[float]]  #: of each of them, [R][B]; 0 where the logits must be read again
     fault: bool  #: whether a logit is NaN or +inf
 
-    def stack(self, others: Sequence[Host]) -> "Weights":
+    def stack(self, others: Sequence[Host]) -> "RowWeights":
         """The weights of several levels as one table."""
-        every = [self, *(other for other in others if isinstance(other, Weights))]
-        return Weights(
+        every = [self, *(other for other in others if isinstance(other, RowWeights))]
+        return RowWeights(
             [row for level in every for row in level.values],
             [sums for level in every for sums in level.sums],
             any(level.fault for level in every),
         )
 
 
-def weights_of(laws: Laws) -> Weights | None:
+def weights_of(laws: Laws) -> RowWeights | None:
     """The weights that the laws carry, if they were drawn from here."""
-    return laws.host if isinstance(laws.host, Weights) else None
+    return laws.host if isinstance(laws.host, RowWeights) else None
 
 
 @per_thread
@@ -76,13 +76,13 @@ def excess(left: Row, drawn: Row, factor: float, spare: Row, out: Row) -> None:
         out[1].clamp_(min=0)
 
 
-class Rows:
+class WeightRows:
     """The rows of `laws`, read in place one at a time. `which` names their scratch row."""
 
     inverse: list[float]
     floor: Array | None
     lse: list[list[float]] | None
-    drawn: Weights | None  #: the weights that a drafter drew from: nothing is left to compute
+    drawn: RowWeights | None  #: the weights that a drafter drew from: nothing is left to compute
 
     def __init__(self, laws: Laws, which: int, vocab: int | None = None) -> None:
         self._open(laws.logits_BRV.detach(), which, vocab)
@@ -95,7 +95,7 @@ class Rows:
         self.drawn = weights_of(laws)
 
     @classmethod
-    def plain(cls, logits_RV: Tensor, which: int, vocab: int | None = None) -> "Rows":
+    def plain(cls, logits_RV: Tensor, which: int, vocab: int | None = None) -> "WeightRows":
         """Rows [1, R, V] at temperature 1 without floors: the least work before the first row."""
         rows = cls.__new__(cls)
         rows._open(logits_RV.detach(), which, vocab)
@@ -268,7 +268,7 @@ def pick(weights: Array, uniform: float) -> tuple[int, float]:
     return find(weights, sums, uniform)[0], sums[-1]
 
 
-class Urn:
+class DrawWithoutReplacement:
     """Draws without replacement from a row of weights, which it uses up.
 
     Block sums are made again from what is left, never by subtraction, so that small weights behind
