@@ -53,7 +53,7 @@ from outrider.models.sources import (
 )
 from outrider.models.vocabularies import VocabularyPair, shared
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
-from outrider.text.opening import ModelDefaults, Opening
+from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
 from outrider.types import Drafter, Verifier
@@ -240,7 +240,7 @@ def _spoken(
     opening, defaults = None, ModelDefaults()
     with usable_file(str(first), "generation_config.json"):
         if reads_more(first.config):
-            opening = Opening.of(first.settings(), eos_ids, str(first))
+            opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
             if opening.start >= engine.target.vocab_size:
                 raise ValueError(f"decoder_start_token_id={opening.start} is no token")
         elif follow:

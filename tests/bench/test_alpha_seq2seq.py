@@ -23,7 +23,7 @@ from outrider.lab.papers import (
 )
 from outrider.lab.papers.alpha_drafters import Copies, Source, cut
 from outrider.models import adapt
-from outrider.text.opening import Opening
+from outrider.text.decoder_prompt import DecoderPrompt
 
 VOCAB = 32
 START = 0
@@ -77,7 +77,7 @@ def speculator(folder, drafter=None, layers=2, eos=(1,)):
         vocab_size=VOCAB,
     )
     target = adapt(t5(layers=layers))
-    opening = Opening.of({"decoder_start_token_id": START}, eos, "T5")
+    opening = DecoderPrompt.of({"decoder_start_token_id": START}, eos, "T5")
     return Speculator(Engine(target, drafter or Root()), Letters(), eos, notes, opening)
 
 

@@ -21,7 +21,7 @@ from outrider import (
     StopConditions,
 )
 from outrider.drafters import DrafterParts, make
-from outrider.text.answer import Answer
+from outrider.text.output_text import IncrementalText
 from outrider.text.stream import Stream
 
 pytestmark = pytest.mark.real
@@ -103,7 +103,7 @@ def test_rows_that_join_are_cancelled_or_stop_have_the_text_of_the_row_alone(spe
     run = EngineRun(engine, 3, 128)
     run.submit_all(requests[:4])
     each = zip(stops, prompts, strict=True)
-    answers = [Answer(tokenizer, stop, ids, speculator.eos_ids) for stop, ids in each]
+    answers = [IncrementalText(tokenizer, stop, ids, speculator.eos_ids) for stop, ids in each]
     stream = Stream(run, answers)
     for number, block in enumerate(stream):
         if number == 2:

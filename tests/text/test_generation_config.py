@@ -14,7 +14,7 @@ from outrider import Root, SamplingParams, Stop, cli
 from outrider.integrations.generate import generate
 from outrider.loading import load
 from outrider.shipped import shipped as folder_of
-from outrider.text.opening import ModelDefaults
+from outrider.text.decoder_prompt import ModelDefaults
 from outrider.text.speculator import Speculator
 from tiny import PROMPTS, llama
 

@@ -28,7 +28,7 @@ def read(speculator: "Speculator", prompts: Path | None, sources: Path | None) -
     Sources are texts or, for speech to text, recordings: one a line, or JSON lines with `source`.
     """
     from outrider.lab.prompts import read_rows
-    from outrider.text.asked import Reader
+    from outrider.text.prompts import PromptEncoder
 
     if speculator.engine.target.reads == "text":
         if sources is not None:
@@ -44,7 +44,7 @@ def read(speculator: "Speculator", prompts: Path | None, sources: Path | None) -
         )
     hearing, reader = (
         speculator.hearing,
-        Reader(
+        PromptEncoder(
             speculator.engine.target, speculator.tokenizer, speculator.opening, speculator.eos_ids
         ),
     )

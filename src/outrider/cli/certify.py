@@ -72,7 +72,7 @@ def command(
     """
     from outrider.certify import certify
     from outrider.sampling.sampling_params import SamplingParams
-    from outrider.text.opening import ruled
+    from outrider.text.decoder_prompt import ruled
 
     power = Power(tokens, samples, equality, level, effect=effect, seed=seed, rows=rows)
     sampling = SamplingParams(temperature, top_k, top_p, min_p)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.server.speculation_methods import MethodSet
-from outrider.text.opening import SILENT, ModelDefaults
+from outrider.text.decoder_prompt import SILENT, ModelDefaults
 from outrider.text.speech.vocabulary import Vocabulary
 
 

@@ -30,8 +30,8 @@ from outrider.server.protocol import (
     ResumeState,
 )
 from outrider.stats import RequestStats
-from outrider.text.answer import Answer
-from outrider.text.opening import RULES, ruled
+from outrider.text.decoder_prompt import RULES, ruled
+from outrider.text.output_text import IncrementalText
 from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import encode
 
@@ -46,7 +46,7 @@ class ChoiceState:
     source: int  #: which of the request's prompts it goes on from
     lane: str
     request: Request
-    answer: Answer
+    answer: IncrementalText
     tells_ids: bool = False  #: whether chunks have token ids
     parser: MessageParser | None = None  #: takes its text apart, if it is more than text
     named: bool = False  #: whether the request names the function that it calls
@@ -190,10 +190,12 @@ class RequestParser:
         """A choice of which nothing is written yet."""
         tokenizer, ends = self.known.tokenizer, request.limits.stop_ids
         if chat is None:
-            answer = Answer(tokenizer, stop, request.asked, ends)
+            answer = IncrementalText(tokenizer, stop, request.asked, ends)
             return ChoiceState(index, source, method, request, answer)
         special, behind = chat.special, chat.behind
-        answer = Answer(tokenizer, stop, request.asked, ends, special=special, behind=behind)
+        answer = IncrementalText(
+            tokenizer, stop, request.asked, ends, special=special, behind=behind
+        )
         named = chat.calls is not None and chat.calls.allowed.named
         return ChoiceState(
             index, source, method, request, answer, parser=chat.parser(), named=named

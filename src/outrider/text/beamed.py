@@ -13,7 +13,7 @@ from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import RequestStats, Stats
-from outrider.text.asked import Asked
+from outrider.text.prompts import EncodedPrompts
 from outrider.text.results import Completion, Generation, NearTie
 from outrider.text.stop import Stop
 from outrider.text.tokens import Detokenizer
@@ -26,7 +26,7 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.02, torc
 def beamed(
     engine: Engine,
     tokenizer: Any,
-    asked: Asked,
+    asked: EncodedPrompts,
     settings: Sequence[SamplingParams],
     limits: Sequence[StopConditions],
     beams: Beams,

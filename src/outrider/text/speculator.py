@@ -16,9 +16,9 @@ from outrider.engine.request import StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text import beamed
-from outrider.text.answer import Answer
-from outrider.text.asked import Asked, Reader, Text, refuse_useless
-from outrider.text.opening import SILENT, ModelDefaults, Opening, ruled
+from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
+from outrider.text.output_text import IncrementalText
+from outrider.text.prompts import EncodedPrompts, PromptEncoder, Text, refuse_useless
 from outrider.text.results import Generation
 from outrider.text.speech.audio import Audio
 from outrider.text.speech.hearing import Hearing, deaf
@@ -36,7 +36,7 @@ Prompt: TypeAlias = (
 )
 
 
-class Options(TypedDict, total=False):
+class GenerateOptions(TypedDict, total=False):
     """What else may be asked of `generate` and `stream`, by name."""
 
     decoder_prompts: Text | Sequence[Text | None] | None  #: what an encoder-decoder's answers
@@ -64,7 +64,7 @@ class Speculator:
         tokenizer: Any = None,
         eos_ids: Sequence[int] = (),
         notes: Any = None,
-        opening: Opening | None = None,
+        opening: DecoderPrompt | None = None,
         hearing: Hearing | None = None,
         defaults: ModelDefaults = SILENT,
     ) -> None:
@@ -102,13 +102,13 @@ class Speculator:
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         stop: Stop | Sequence[Stop] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Generation:
         """Complete one prompt or a batch; every row has its own sampling and stop settings.
 
         A prompt is text, token ids, or a list of messages for the chat template. For an
         encoder-decoder it is the source: text, ids, or an array of what its processor makes of one
-        recording (frames [S, F], samples [S]) or image ([C, H, W]). See `Options`.
+        recording (frames [S, F], samples [S]) or image ([C, H, W]). See `GenerateOptions`.
 
         With `beams` a prompt's completions are the best beams of a search, drawn if its sampling
         has a temperature; without any sampling they are not (docs/beams.md).
@@ -169,11 +169,13 @@ class Speculator:
             logprobs=logprobs,
         )
         each = zip(stops, asked.prompts, limits, strict=True)
-        answers = [Answer(self.tokenizer, stop, ids, end.stop_ids) for stop, ids, end in each]
+        answers = [
+            IncrementalText(self.tokenizer, stop, ids, end.stop_ids) for stop, ids, end in each
+        ]
         return Stream(run, answers)
 
     def _beamed(
-        self, beams: Beams, prompts: object, sampling: Any, stop: Any, options: Options
+        self, beams: Beams, prompts: object, sampling: Any, stop: Any, options: GenerateOptions
     ) -> Generation:
         """`generate` by beam search."""
         if not isinstance(beams, Beams):
@@ -189,11 +191,11 @@ class Speculator:
         ruled = self._ruled(settings, asked.prompts, rules)
         return beamed.beamed(self.engine, self.tokenizer, asked, ruled, limits, beams)
 
-    def _asked(self, prompts: object, begun: object, reference: object) -> Asked:
+    def _asked(self, prompts: object, begun: object, reference: object) -> EncodedPrompts:
         """What is asked, as the engine takes it."""
         if reference is not None:
             refuse_useless(self.engine.drafter)
-        reader = Reader(self.engine.target, self.tokenizer, self.opening, self.eos_ids)
+        reader = PromptEncoder(self.engine.target, self.tokenizer, self.opening, self.eos_ids)
         return reader.read(prompts, begun, reference)
 
     @overload

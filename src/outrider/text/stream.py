@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from outrider.engine.engine_run import EngineRun
-from outrider.text.answer import Answer
+from outrider.text.output_text import IncrementalText
 from outrider.text.results import Completion, Generation, TextBlock
 
 
 class Stream(Iterator[TextBlock]):
     """Blocks of text as they are decoded. Stopping to iterate early loses nothing."""
 
-    def __init__(self, run: EngineRun, answers: Sequence[Answer]) -> None:
+    def __init__(self, run: EngineRun, answers: Sequence[IncrementalText]) -> None:
         self.run, self._answers = run, answers
 
     def __iter__(self) -> "Stream":
@@ -35,7 +35,7 @@ class Stream(Iterator[TextBlock]):
         answer = self._answers[block.row]
         return self._cut(answer, answer.absorb(block))
 
-    def _cut(self, answer: Answer, block: TextBlock) -> TextBlock:
+    def _cut(self, answer: IncrementalText, block: TextBlock) -> TextBlock:
         """End the row of an answer that a stop string has ended."""
         if answer.stopped:
             self.run.end(block.row, "stop", keep=len(answer.tokens))

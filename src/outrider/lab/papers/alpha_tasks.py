@@ -10,7 +10,7 @@ from outrider.errors import ConfigurationError
 from outrider.lab.prompts import read_rows
 from outrider.lab.recordings import KINDS
 from outrider.lab.tasks import prompts as shipped
-from outrider.text.asked import Reader
+from outrider.text.prompts import PromptEncoder
 from outrider.text.speech.audio import look
 from outrider.text.speech.features import frames
 from outrider.text.speech.hearing import one_row
@@ -75,7 +75,7 @@ def tasks(pair: Speculator, rows: Rows) -> list[Request]:
     if pair.hearing is not None:
         return [_heard(pair, row) for row in rows]
     target = pair.engine.target
-    reader = Reader(target, pair.tokenizer, pair.opening, pair.eos_ids)
+    reader = PromptEncoder(target, pair.tokenizer, pair.opening, pair.eos_ids)
     asked = reader.read([row["source"] for row in rows])
     assert asked.inputs is not None
     return [

@@ -11,13 +11,13 @@ from outrider.types import Tokenizer
 
 
 @dataclass
-class Answer:
+class IncrementalText:
     """What has come of one request. `stop_ids` are the tokens that end it without being text.
 
     special  whether special tokens are in its text
     behind   where stop strings are looked for in a text: behind some place; None: not yet
 
-    >>> answer = Answer(None, Stop(), (1, 2))
+    >>> answer = IncrementalText(None, Stop(), (1, 2))
     >>> answer.absorb(StepOutput(0, [5, 6], 1, "length")).token_ids, answer.tokens
     ([5, 6], [5, 6])
     """

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from outrider.drafters import DRAFTERS, Root
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError
-from outrider.text.opening import Opening
+from outrider.text.decoder_prompt import DecoderPrompt
 from outrider.text.tokens import encode, separate
 from outrider.types import Drafter, Inputs, LanguageModel, Tokenizer
 
@@ -22,17 +22,17 @@ Text: TypeAlias = str | Sequence[int]
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
+class EncodedPrompts(NamedTuple):
     """One entry for each answer that is to be written."""
 
     prompts: list[list[int]]  #: the tokens that the answer goes on from
     inputs: list[Inputs] | None  #: what is read besides
     references: list[list[int]]  #: what may be copied
 
-    def repeated(self, copies: int) -> "Asked":
+    def repeated(self, copies: int) -> "EncodedPrompts":
         """Each so many times, one after another."""
         prompts, inputs, references = self
-        return Asked(
+        return EncodedPrompts(
             _times(prompts, copies),
             None if inputs is None else _times(inputs, copies),
             _times(references, copies),
@@ -44,15 +44,17 @@ def _times(part: list[T], copies: int) -> list[T]:
 
 
 @dataclass(frozen=True)
-class Reader:
+class PromptEncoder:
     """What turns users' prompts into requests."""
 
     target: LanguageModel
     tokenizer: Tokenizer | None
-    opening: Opening | None
+    opening: DecoderPrompt | None
     eos_ids: Sequence[int]
 
-    def read(self, prompts: object, begun: object = None, reference: object = None) -> Asked:
+    def read(
+        self, prompts: object, begun: object = None, reference: object = None
+    ) -> EncodedPrompts:
         """Prompts, the beginnings of answers and references of one call.
 
         `begun` and `reference` are one for all prompts, or a list of one for each.
@@ -65,9 +67,9 @@ class Reader:
         inputs = [self._source(source, number) for number, source in enumerate(batch)]
         answers = _each("decoder_prompts", begun, len(batch))
         started = [self._started(answer, number) for number, answer in enumerate(answers)]
-        return Asked(started, inputs, self._references(reference, len(batch)))
+        return EncodedPrompts(started, inputs, self._references(reference, len(batch)))
 
-    def _of_texts(self, prompts: object, begun: object, reference: object) -> Asked:
+    def _of_texts(self, prompts: object, begun: object, reference: object) -> EncodedPrompts:
         """For a model that goes on from its prompt."""
         if begun is not None:
             raise ConfigurationError(
@@ -81,7 +83,7 @@ class Reader:
                 "model that reads audio or pixels"
             )
         ids = [encode(self.tokenizer, prompt, number) for number, prompt in enumerate(batch)]
-        return Asked(ids, None, self._references(reference, len(ids)))
+        return EncodedPrompts(ids, None, self._references(reference, len(ids)))
 
     def _source(self, given: object, number: int) -> Inputs:
         """One row that the encoder reads."""

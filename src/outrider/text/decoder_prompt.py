@@ -57,7 +57,7 @@ UNFOLLOWED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Opening(NamedTuple):
+class DecoderPrompt(NamedTuple):
     """What stands ahead of an answer, and the rules for its tokens."""
 
     start: int  #: the token that every answer begins behind
@@ -66,13 +66,14 @@ class Opening(NamedTuple):
     left_out: tuple[str, ...] = ()  #: settings that would change the law and are not applied
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], eos: Sequence[int], name: str) -> "Opening":
+    def of(cls, settings: Mapping[str, Any], eos: Sequence[int], name: str) -> "DecoderPrompt":
         """From a generation configuration as a mapping; `name` is the model's in messages.
 
         Settings of the search (beams, temperature, filters) and of the length are the caller's.
         Raises ConfigurationError if it does not say what answers begin with.
 
-        >>> opening = Opening.of({"decoder_start_token_id": 0, "suppress_tokens": [7]}, [1], "T5")
+        >>> opening = DecoderPrompt.of({"decoder_start_token_id": 0, "suppress_tokens": [7]}, [1],
+        ...     "T5")
         >>> opening.start, opening.rules().logit_bias
         (0, {7: -inf})
         """
