@@ -53,9 +53,9 @@ from outrider.models.sources import (
 )
 from outrider.models.vocabularies import VocabularyPair, shared
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
+from outrider.speech import speech_model
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
 from outrider.text.speculator import Speculator
-from outrider.text.speech import hearing
 from outrider.types import Drafter, Verifier
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _spoken(
             ", ".join(defaults.left_out),
         )
     configs = [source.config for source in sources[1:]]
-    hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
+    hears = speech_model.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears, defaults)
 
 

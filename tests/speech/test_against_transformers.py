@@ -5,7 +5,7 @@ import torch
 import whispers
 from transformers.utils import ModelOutput
 
-from outrider.text.speech import words
+from outrider.speech import words
 
 BUDGET = 20
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.errors import AudioError
-from outrider.text.speech import audio
+from outrider.speech import audio
 
 RATE = 16000
 TONE = (0.5 * np.sin(2 * np.pi * 220 * np.arange(RATE // 2) / RATE)).astype(np.float32)

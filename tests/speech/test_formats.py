@@ -5,10 +5,10 @@ import json
 import pytest
 
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.text.speech import captions
-from outrider.text.speech.formats import FORMATS, clock, written
-from outrider.text.speech.result import Segment, Transcript, TranscriptStats, Word, whole_text
-from outrider.text.speech.script import Script
+from outrider.speech import captions
+from outrider.speech.formats import FORMATS, clock, written
+from outrider.speech.reference_aligner import ReferenceAligner
+from outrider.speech.result import Segment, Transcript, TranscriptStats, Word, whole_text
 
 
 def segment(text, start, end, words=None):
@@ -86,9 +86,12 @@ def test_captions_are_read_back(tmp_path, kind):
 
 def test_pipelines_and_plain_texts_are_references():
     chunks = {"text": "a b", "chunks": [{"text": " a", "timestamp": (0.0, 1.0)}]}
-    assert captions.read(chunks) == [captions.Line(" a", 0.0, 1.0)]
-    assert captions.read({"text": "one\ntwo"}) == [captions.Line("one"), captions.Line("two")]
-    assert captions.read("just words") == [captions.Line("just words")]
+    assert captions.read(chunks) == [captions.CaptionLine(" a", 0.0, 1.0)]
+    assert captions.read({"text": "one\ntwo"}) == [
+        captions.CaptionLine("one"),
+        captions.CaptionLine("two"),
+    ]
+    assert captions.read("just words") == [captions.CaptionLine("just words")]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_references_that_are_none(given, message):
 
 
 def test_a_reference_with_times_is_cut_by_them():
-    script = Script(captions.read(TALK), lambda text: [text], 61.5)
+    script = ReferenceAligner(captions.read(TALK), lambda text: [text], 61.5)
     assert script.tokens(0.0, 1.8, True) == [" Tom & <Jerry>"]
     assert script.tokens(1.8, 30.0, True) == [" Fine, äh."]
     assert script.tokens(61.49, 70.0, True) == []
@@ -114,7 +117,7 @@ def test_a_reference_with_times_is_cut_by_them():
 
 def test_a_plain_reference_is_followed_by_what_is_said():
     words = " ".join(f"word{n}" for n in range(100))
-    script = Script([captions.Line(words)], lambda text: text.split(), 10.0)
+    script = ReferenceAligner([captions.CaptionLine(words)], lambda text: text.split(), 10.0)
     assert script.tokens(0.0, 1.0, True)[0] == "word0"
     script.follow("Word0 word1, something word3 else")
     assert script.tokens(1.0, 2.0, True)[0] == "word5"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
-from outrider.text.speech import fallback, silences
-from outrider.text.speech.fallback import Thresholds
-from outrider.text.speech.pieces import cut
-from outrider.text.speech.prompt import prompt
-from outrider.text.speech.vocabulary import Vocabulary
+from outrider.speech import temperature_fallback, vad
+from outrider.speech.prompt import prompt
+from outrider.speech.temperature_fallback import Thresholds
+from outrider.speech.timestamps_split import cut
+from outrider.speech.vocabulary import Vocabulary
 
 FIRST = 100  # the timestamp 0.00 s
 WORDS = Vocabulary(1, 0, 99, 2, {"en": 10, "fr": 11}, {"transcribe": 20, "translate": 21})
@@ -58,7 +58,7 @@ def test_pauses_are_where_nobody_speaks():
     sound = np.random.default_rng(0).normal(0, 0.1, 25 * rate).astype(np.float32)
     for second in (6.5, 8.0, 15.0):
         sound[int(second * rate) : int((second + 0.5) * rate)] = 0
-    spans = silences.at_pauses(sound, rate, 10.0)
+    spans = vad.at_pauses(sound, rate, 10.0)
     assert spans[0][0] == 0
     assert spans[-1][1] == 25.0
     assert all(a[1] == b[0] for a, b in pairwise(spans))
@@ -70,12 +70,12 @@ def test_pauses_are_where_nobody_speaks():
 def test_spans_of_speech_become_windows():
     sound = np.zeros(40 * 16000, np.float32)
     given = [(1.0, 3.0), (4.0, 8.0), (12.0, 14.0), (20.0, 39.0)]
-    spans = silences.of_speech(given, sound, 16000, 10.0, "talk")
+    spans = vad.of_speech(given, sound, 16000, 10.0, "talk")
     assert spans[:2] == [(1.0, 8.0), (12.0, 14.0)]
     assert spans[2][0] == 20.0
     assert spans[-1][1] == pytest.approx(39.0)
     assert all(end - start <= 10.0 for start, end in spans)
-    assert silences.of_speech(lambda samples: given, sound, 16000, 10.0, "talk") == spans
+    assert vad.of_speech(lambda samples: given, sound, 16000, 10.0, "talk") == spans
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_spans_of_speech_become_windows():
 )
 def test_spans_that_are_none_are_refused(given):
     with pytest.raises(ConfigurationError, match="vad must be"):
-        silences.of_speech(given, np.zeros(160000, np.float32), 16000, 5.0, "talk")
+        vad.of_speech(given, np.zeros(160000, np.float32), 16000, 5.0, "talk")
 
 
 def test_when_a_text_will_not_do():
     limits = Thresholds(2.4, -1.0, 0.6)
-    assert fallback.again(limits, 3.0, -0.1, 0.0)
-    assert fallback.again(limits, 1.0, -1.1, 0.0)
-    assert not fallback.again(limits, 1.0, -0.9, 0.9)
-    assert not fallback.again(limits, 1.0, -1.1, 0.9)  # silence
-    assert fallback.silent(limits, 0.9, -1.1)
-    assert not fallback.silent(limits, 0.9, -0.5)
-    assert not fallback.silent(limits, 0.5, -1.1)
-    assert fallback.silent(Thresholds(None, None, 0.6), 0.7, 0.0)
-    assert not fallback.again(Thresholds(None, None, None), 9.0, -9.0, 0.0)
+    assert temperature_fallback.needs_fallback(limits, 3.0, -0.1, 0.0)
+    assert temperature_fallback.needs_fallback(limits, 1.0, -1.1, 0.0)
+    assert not temperature_fallback.needs_fallback(limits, 1.0, -0.9, 0.9)
+    assert not temperature_fallback.needs_fallback(limits, 1.0, -1.1, 0.9)  # silence
+    assert temperature_fallback.silent(limits, 0.9, -1.1)
+    assert not temperature_fallback.silent(limits, 0.9, -0.5)
+    assert not temperature_fallback.silent(limits, 0.5, -1.1)
+    assert temperature_fallback.silent(Thresholds(None, None, 0.6), 0.7, 0.0)
+    assert not temperature_fallback.needs_fallback(Thresholds(None, None, None), 9.0, -9.0, 0.0)
 
 
 def test_prompts():

@@ -7,7 +7,7 @@ import whispers
 from outrider import Beams, DraftModel
 from outrider.drafters import Beam, ReferenceLookup
 from outrider.errors import ConfigurationError
-from outrider.text.speech.searched import searched
+from outrider.speech.beam_decoding import searched
 
 BUDGET = 20
 ASKED = {"temperature": 0, "language": "en", "beam_size": 4, "max_new_tokens": BUDGET}
@@ -74,7 +74,7 @@ def test_one_beams_log_probabilities_are_greedys(tiny, monkeypatch):
     greedy = {name: value for name, value in ASKED.items() if name != "beam_size"}
     whole = tiny.transcribe(WINDOWS[0], **greedy).segments[0]
     monkeypatch.setattr(
-        "outrider.text.speech.decoding.searched",
+        "outrider.speech.window_decoder.searched",
         lambda engine, requests, beams, pace: searched(engine, requests, Beams(1), pace),
     )
     one = tiny.transcribe(WINDOWS[0], **ASKED).segments[0]

@@ -12,7 +12,7 @@ import outrider
 from outrider import AudioError, ConfigurationError, DraftModel, PromptLookup
 from outrider.drafters import ReferenceLookup, SampledTree
 from outrider.models import TreeDecoder
-from outrider.text.speech.decoding import Rows
+from outrider.speech.window_decoder import WindowDecoder
 
 GREEDY = {"temperature": 0, "language": "en", "max_new_tokens": 12}
 
@@ -176,7 +176,7 @@ def test_a_recording_that_fails_does_not_stop_the_others(tiny, monkeypatch):
     with pytest.raises(AudioError, match="recording 1"):
         tiny.transcribe(several, **GREEDY)
 
-    before = Rows.step  # a window's text that fails on the way
+    before = WindowDecoder.step  # a window's text that fails on the way
 
     def failing(self):
         over = before(self)
@@ -186,7 +186,7 @@ def test_a_recording_that_fails_does_not_stop_the_others(tiny, monkeypatch):
                 break
         return over
 
-    monkeypatch.setattr(Rows, "step", failing)
+    monkeypatch.setattr(WindowDecoder, "step", failing)
     running = tiny.transcribe_stream([several[0], several[2]], **GREEDY).drain()
     assert len(running.errors) == 1
     assert sum(one is not None for one in running.transcripts) == 1

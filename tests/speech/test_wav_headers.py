@@ -10,7 +10,7 @@ import whispers
 from test_transcribe_command import BRIEF, run
 
 from outrider.errors import AudioError
-from outrider.text.speech import audio
+from outrider.speech import audio
 
 RATE = 16000
 TONE = (8000 * np.sin(2 * np.pi * 220 * np.arange(RATE // 2) / RATE)).astype("<i2")

@@ -371,7 +371,7 @@ class File:
                 new = node.attr
             if new != node.attr:
                 self.swap(self.span(node)[1] - len(node.attr.encode()), node.attr, new)
-            # a submodule that moves to another package: outrider.text.speech -> outrider.speech
+            # a submodule that moves to another package: outrider.speech -> outrider.speech
             if origin is not None and origin[0] == "mod":
                 moved = longest(self.table.modules, origin[1])
                 parent = longest(self.table.modules, origin[1].rpartition(".")[0])

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from outrider.errors import ConfigurationError, PromptError
 
 if TYPE_CHECKING:
+    from outrider.speech.speech_model import WhisperModel
     from outrider.text.speculator import Speculator
-    from outrider.text.speech.hearing import Hearing
     from outrider.types import Inputs
 
 CUT = 32  #: last tokens of each prompt: contexts should differ, not be long
@@ -78,20 +78,20 @@ def _prompts(speculator: "Speculator", path: Path | None) -> list[list[int]]:
     return ids
 
 
-def _begun(hearing: "Hearing") -> list[int]:
+def _begun(hearing: "WhisperModel") -> list[int]:
     """A transcript in the model's first language, without times."""
-    from outrider.text.speech.prompt import prompt
+    from outrider.speech.prompt import prompt
 
     words = hearing.vocabulary
     ids, _ = prompt(words, next(iter(words.languages), None), "transcribe", timestamps=False)
     return ids
 
 
-def _heard(hearing: "Hearing", path: str, number: int) -> "Inputs":
+def _heard(hearing: "WhisperModel", path: str, number: int) -> "Inputs":
     """The first window of a recording."""
-    from outrider.text.speech import audio, features
-    from outrider.text.speech.hearing import one_row
+    from outrider.speech import audio, feature_extractor
+    from outrider.speech.speech_model import one_row
 
     recording = audio.look(path, number, None, hearing.rate)
-    found = features.frames(hearing.extractor, recording.read(hearing.rate))
+    found = feature_extractor.frames(hearing.extractor, recording.read(hearing.rate))
     return one_row(found.window(0, hearing.frames), hearing.model.device)

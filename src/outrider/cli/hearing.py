@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.text.speech.formats import FORMATS, TIMES
+from outrider.speech.formats import FORMATS, TIMES
 
 Files = Annotated[list[str], typer.Argument(help="Recordings: WAV; others by soundfile.")]
 Model = Annotated[

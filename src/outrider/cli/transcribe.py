@@ -11,12 +11,12 @@ from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figu
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
 from outrider.lab.terminal import put
-from outrider.text.speech.formats import FORMATS, written
+from outrider.speech.formats import FORMATS, written
 
 if TYPE_CHECKING:
+    from outrider.speech import audio
+    from outrider.speech.result import Transcript
     from outrider.text.speculator import Speculator
-    from outrider.text.speech import audio
-    from outrider.text.speech.result import Transcript
 
 WINDOW = 30  #: seconds that a Whisper hears at once
 FETCH = "hf download openai/whisper-base"
@@ -54,8 +54,8 @@ def transcribe(
 ) -> None:
     """Transcribe recordings with a Whisper model."""
     from outrider.loading import load, seen
-    from outrider.text.speech.hearing import check
-    from outrider.text.speech.settings import Settings
+    from outrider.speech.settings import TranscribeSettings
+    from outrider.speech.speech_model import check
 
     kinds = list(dict.fromkeys(format or ["txt"]))
     asked: dict[str, Any] = {
@@ -74,7 +74,7 @@ def transcribe(
         asked["length_penalty"] = length_penalty
     if temperature:
         asked["temperature"] = tuple(temperature)
-    Settings(**asked)  # before a model is loaded
+    TranscribeSettings(**asked)  # before a model is loaded
     _check(files, kinds, output, reference)
     name = drafter or _usual(draft or draft_layers, reference)
     if compare and name == "root" and not reference:
@@ -149,7 +149,7 @@ def _check(
 
 def _readable(files: Sequence[str], failed: dict[str, OutriderError]) -> list[str]:
     """The files that look like recordings; the others are noted."""
-    from outrider.text.speech import audio
+    from outrider.speech import audio
 
     fine = []
     for name in files:
@@ -281,7 +281,7 @@ def _of_arm(arm: str, asked: dict[str, Any], number: int) -> dict[str, Any]:
 
 def _beginning(speculator: "Speculator", name: str) -> "audio.Samples":
     """A recording's first window, for warming up."""
-    from outrider.text.speech import audio
+    from outrider.speech import audio
 
     assert speculator.hearing is not None
     rate = speculator.hearing.rate
@@ -290,6 +290,6 @@ def _beginning(speculator: "Speculator", name: str) -> "audio.Samples":
 
 def _greedy(asked: dict[str, Any]) -> bool:
     """Whether no temperature draws."""
-    from outrider.text.speech.settings import Settings
+    from outrider.speech.settings import TranscribeSettings
 
-    return not any(Settings(**asked).temperatures)
+    return not any(TranscribeSettings(**asked).temperatures)

@@ -19,9 +19,9 @@ from outrider.server.transcription_runner import (
     TranscriptionRequest,
     TranscriptionRunner,
 )
+from outrider.speech.speech_model import WhisperModel
+from outrider.speech.transcriber import Transcription, transcription
 from outrider.text.speculator import Speculator
-from outrider.text.speech.hearing import Hearing
-from outrider.text.speech.transcriber import Transcription, transcription
 
 KEPT_BYTES = 256 << 20  #: of prompts that were read, for requests that begin alike
 
@@ -93,7 +93,7 @@ def build_engine(
 
 
 def _hears(
-    speculator: Speculator, hearing: Hearing, room: EngineConfig, most_still: float | None
+    speculator: Speculator, hearing: WhisperModel, room: EngineConfig, most_still: float | None
 ) -> tuple[ModelInfo, EngineLoop]:
     def begin(spoken: TranscriptionRequest) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}

@@ -17,8 +17,8 @@ from outrider.server.engine_loop import (
 )
 from outrider.server.request_parsing import ChoiceState
 from outrider.server.response_builder import prompts
+from outrider.speech.result import Transcript
 from outrider.stats import RequestStats
-from outrider.text.speech.result import Transcript
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKENS = tuple(2**power for power in range(15))

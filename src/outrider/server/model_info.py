@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.server.speculation_methods import MethodSet
+from outrider.speech.vocabulary import Vocabulary
 from outrider.text.decoder_prompt import SILENT, ModelDefaults
-from outrider.text.speech.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

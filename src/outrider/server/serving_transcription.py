@@ -33,12 +33,12 @@ from outrider.server.transcription_runner import (
     TranscriptionOutput,
     TranscriptionRequest,
 )
-from outrider.text.speech import audio
-from outrider.text.speech.audio import Samples
-from outrider.text.speech.formats import written
-from outrider.text.speech.result import Segment, Transcript
-from outrider.text.speech.settings import TEMPERATURES, Settings
-from outrider.text.speech.vocabulary import language_name
+from outrider.speech import audio
+from outrider.speech.audio import Samples
+from outrider.speech.formats import written
+from outrider.speech.result import Segment, Transcript
+from outrider.speech.settings import TEMPERATURES, TranscribeSettings
+from outrider.speech.vocabulary import language_name
 
 MOST_SECONDS = 4 * 3600.0  #: of a recording; a small file may hold much silence
 
@@ -120,14 +120,14 @@ class TranscriptionHandler:
             return Response(status_code=499)
         return _whole(transcript, form)
 
-    def _settings(self, form: TranscriptionForm) -> Settings:
+    def _settings(self, form: TranscriptionForm) -> TranscribeSettings:
         if form.model not in self.names:
             raise unknown_model(form.model, self.names)
         try:
             self.known.vocabulary.language(form.language, self.known.name)
         except OutriderError as error:
             raise APIError(str(error), "language") from error
-        return Settings(
+        return TranscribeSettings(
             language=form.language,
             temperature=form.temperature or TEMPERATURES,
             initial_prompt=form.prompt,

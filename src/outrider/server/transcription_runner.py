@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.text.speech.audio import Samples
-from outrider.text.speech.result import Segment, Transcript
-from outrider.text.speech.settings import Settings
-from outrider.text.speech.transcriber import Transcription
+from outrider.speech.audio import Samples
+from outrider.speech.result import Segment, Transcript
+from outrider.speech.settings import TranscribeSettings
+from outrider.speech.transcriber import Transcription
 
 LANE = "speech"
 
@@ -17,7 +17,7 @@ class TranscriptionRequest:
     """A recording, at the rate that the model hears, and how it is to be transcribed."""
 
     samples: Samples
-    settings: Settings
+    settings: TranscribeSettings
 
 
 class TranscriptionOutput(NamedTuple):

@@ -15,17 +15,17 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.speech.audio import Audio
+from outrider.speech.result import Transcript
+from outrider.speech.settings import TranscribeOptions as SpeechOptions
+from outrider.speech.settings import TranscribeSettings
+from outrider.speech.speech_model import WhisperModel, not_a_speech_model
+from outrider.speech.transcriber import Transcription, transcription
 from outrider.text import beamed
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
 from outrider.text.output_text import IncrementalText
 from outrider.text.prompts import EncodedPrompts, PromptEncoder, Text, refuse_useless
 from outrider.text.results import Generation
-from outrider.text.speech.audio import Audio
-from outrider.text.speech.hearing import Hearing, deaf
-from outrider.text.speech.result import Transcript
-from outrider.text.speech.settings import Options as SpeechOptions
-from outrider.text.speech.settings import Settings
-from outrider.text.speech.transcriber import Transcription, transcription
 from outrider.text.stop import Stop, stop_ids
 from outrider.text.stream import Stream
 from outrider.types import Drafter, Inputs, Verifier
@@ -65,7 +65,7 @@ class Speculator:
         eos_ids: Sequence[int] = (),
         notes: Any = None,
         opening: DecoderPrompt | None = None,
-        hearing: Hearing | None = None,
+        hearing: WhisperModel | None = None,
         defaults: ModelDefaults = SILENT,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
@@ -212,7 +212,8 @@ class Speculator:
         """Speech to text, by a Whisper model: one recording, or several as one ragged batch.
 
         A recording is a path (WAV; other formats by soundfile), samples in [-1, 1], or a mapping of
-        `array` and `sampling_rate`. Options: those of `outrider.text.speech.settings.Settings`.
+        `array` and `sampling_rate`. Options: those of
+        `outrider.speech.settings.TranscribeSettings`.
 
         Raises AudioError for what cannot be read, ConfigurationError for options that the model
         cannot honour. Where one of several fails on its way, the first error comes when the others
@@ -234,10 +235,10 @@ class Speculator:
         ...     print(segment.start, segment.text)
         """
         if self.hearing is None:
-            raise deaf("this model" if self.notes is None else self.notes.target)
+            raise not_a_speech_model("this model" if self.notes is None else self.notes.target)
         if self.tokenizer is None:
             raise ConfigurationError("transcripts need a tokenizer; pass tokenizer=... to load")
-        settings = Settings(**options)
+        settings = TranscribeSettings(**options)
         engine = self.engine
         if settings.reference is not None and engine.drafter.name != ReferenceLookup.name:
             engine = self.using(ReferenceLookup()).engine

@@ -10,11 +10,11 @@ from outrider.errors import ConfigurationError
 from outrider.lab.prompts import read_rows
 from outrider.lab.recordings import KINDS
 from outrider.lab.tasks import prompts as shipped
+from outrider.speech.audio import look
+from outrider.speech.feature_extractor import frames
+from outrider.speech.prompt import prompt
+from outrider.speech.speech_model import one_row
 from outrider.text.prompts import PromptEncoder
-from outrider.text.speech.audio import look
-from outrider.text.speech.features import frames
-from outrider.text.speech.hearing import one_row
-from outrider.text.speech.prompt import prompt
 
 #: What one task is: a row of a file, with its texts by name.
 Rows = Sequence[dict[str, str]]

@@ -14,9 +14,9 @@ from outrider.lab import measure
 from outrider.lab.papers.wagner_pairs import Pair
 from outrider.lab.recordings import Spoken
 from outrider.loading import load
+from outrider.speech.result import TranscriptStats
 from outrider.stats import RequestStats
 from outrider.text.speculator import Speculator
-from outrider.text.speech.result import TranscriptStats
 
 TEMPERATURES = (0.0, 1.0)
 

@@ -21,10 +21,10 @@ from outrider.models.config import hears
 from outrider.models.layer_subset_source import LayerSubsetSource, is_folder
 from outrider.models.sources import ModelSource, read_tokenizer
 from outrider.shipped import WHISPER_DRAFT, shipped
-from outrider.text.speech.audio import look
-from outrider.text.speech.features import frames
-from outrider.text.speech.hearing import Hearing, opened
-from outrider.text.speech.prompt import prompt
+from outrider.speech.audio import look
+from outrider.speech.feature_extractor import frames
+from outrider.speech.prompt import prompt
+from outrider.speech.speech_model import WhisperModel, opened
 
 BOUND = 1e3  # the paper's alpha and beta for speech
 
@@ -81,7 +81,7 @@ def speech_pair(
     )  # fmt: skip
 
 
-def _prompt(hearing: Hearing, spoken: Spoken, language: str | None) -> Prompt | None:
+def _prompt(hearing: WhisperModel, spoken: Spoken, language: str | None) -> Prompt | None:
     """The frames of a recording and what its text begins with; None if it is too long."""
     recording = look(spoken.file, 0, None, hearing.rate)
     if recording.seconds > hearing.seconds(hearing.frames):

@@ -7,18 +7,18 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.text.speech import silences
-from outrider.text.speech.audio import Samples
-from outrider.text.speech.decoding import Text
-from outrider.text.speech.features import frames
-from outrider.text.speech.hearing import Hearing
-from outrider.text.speech.pieces import Piece, cut
-from outrider.text.speech.settings import Settings
+from outrider.speech import vad
+from outrider.speech.audio import Samples
+from outrider.speech.feature_extractor import frames
+from outrider.speech.settings import TranscribeSettings
+from outrider.speech.speech_model import WhisperModel
+from outrider.speech.timestamps_split import TimedPiece, cut
+from outrider.speech.window_decoder import WindowText
 from outrider.types import Inputs
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class AudioWindow:
     """Some sound of a recording. Times are counted in frames from the recording's start."""
 
     number: int
@@ -31,16 +31,16 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class DecodedWindow:
     """A window's text in pieces; `text.tokens[first:last]` of each."""
 
-    window: Window
-    text: Text
+    window: AudioWindow
+    text: WindowText
     inputs: Inputs
-    pieces: tuple[Piece, ...]  #: those that say something, times in states of the window
+    pieces: tuple[TimedPiece, ...]  #: those that say something, times in states of the window
 
 
-class Windows(Protocol):
+class WindowSource(Protocol):
     """The windows of one recording, and what they have said."""
 
     @property
@@ -51,14 +51,16 @@ class Windows(Protocol):
     def done(self) -> bool:
         """Whether all have been heard."""
 
-    def take(self) -> Window | None:
+    def take(self) -> AudioWindow | None:
         """The next window that can be decoded now."""
 
-    def hear(self, window: Window, text: Text, inputs: Inputs) -> list[Heard]:
+    def hear(self, window: AudioWindow, text: WindowText, inputs: Inputs) -> list[DecodedWindow]:
         """What can be told in order, now that this window's text is there."""
 
 
-def spoken(hearing: Hearing, pieces: Sequence[Piece], text: Text) -> tuple[Piece, ...]:
+def spoken(
+    hearing: WhisperModel, pieces: Sequence[TimedPiece], text: WindowText
+) -> tuple[TimedPiece, ...]:
     """The pieces that last and say something; silence says nothing."""
     if text.silent:
         return ()
@@ -69,12 +71,14 @@ def spoken(hearing: Hearing, pieces: Sequence[Piece], text: Text) -> tuple[Piece
     )
 
 
-class Following:
+class SequentialWindows:
     """Each window begins at the last timestamp of the one before it, and is told its text."""
 
     kind = "sequential"
 
-    def __init__(self, hearing: Hearing, settings: Settings, samples: Samples) -> None:
+    def __init__(
+        self, hearing: WhisperModel, settings: TranscribeSettings, samples: Samples
+    ) -> None:
         self._hearing, self._timed = hearing, settings.timed
         self._sound = frames(hearing.extractor, samples)
         other = hearing.draft_extractor
@@ -89,13 +93,13 @@ class Following:
         """Whether all have been heard."""
         return self._seek >= self._sound.count and not self._waits
 
-    def take(self) -> Window | None:
+    def take(self) -> AudioWindow | None:
         """The window behind the last one, once that has been heard."""
         if self._waits or self.done:
             return None
         self._waits = True
         size = self._hearing.frames
-        window = Window(
+        window = AudioWindow(
             self._number,
             self._seek,
             min(size, self._sound.count - self._seek),
@@ -107,11 +111,11 @@ class Following:
         self._number += 1
         return window
 
-    def hear(self, window: Window, text: Text, inputs: Inputs) -> list[Heard]:
+    def hear(self, window: AudioWindow, text: WindowText, inputs: Inputs) -> list[DecodedWindow]:
         """Its pieces; the next window begins where the last of them ends."""
         stride, self._waits = self._hearing.stride, False
         size = window.count // stride
-        pieces, advance = [Piece(0, len(text.tokens), 0, size)], size
+        pieces, advance = [TimedPiece(0, len(text.tokens), 0, size)], size
         if self._timed and not text.silent:
             first = self._hearing.vocabulary.first_timestamp_id
             pieces, advance = cut(text.tokens, first, size)
@@ -122,23 +126,25 @@ class Following:
                 self._history += text.tokens[piece.first : piece.last]
             if not self._conditioned or text.temperature > 0.5:
                 self._since = len(self._history)
-        return [Heard(window, text, inputs, kept)] if kept else []
+        return [DecodedWindow(window, text, inputs, kept)] if kept else []
 
 
-class AtPauses:
+class VadWindows:
     """Windows that are known beforehand and do not depend on each other."""
 
-    def __init__(self, hearing: Hearing, settings: Settings, samples: Samples, name: str) -> None:
+    def __init__(
+        self, hearing: WhisperModel, settings: TranscribeSettings, samples: Samples, name: str
+    ) -> None:
         self._hearing, self._timed, self._samples = hearing, settings.timed, samples
         longest = hearing.seconds(hearing.frames)
         self.kind = "pauses" if settings.vad is None else "vad"
         if settings.vad is None:
-            spans = silences.at_pauses(samples, hearing.rate, longest)
+            spans = vad.at_pauses(samples, hearing.rate, longest)
         else:
-            spans = silences.of_speech(settings.vad, samples, hearing.rate, longest, name)
+            spans = vad.of_speech(settings.vad, samples, hearing.rate, longest, name)
         self._spans = deque(enumerate(spans))
         self._told = tuple(told(hearing, settings))
-        self._ready: dict[int, list[Heard]] = {}
+        self._ready: dict[int, list[DecodedWindow]] = {}
         self._next, self._count = 0, len(spans)
 
     @property
@@ -146,7 +152,7 @@ class AtPauses:
         """Whether all have been heard."""
         return self._next >= self._count
 
-    def take(self) -> Window | None:
+    def take(self) -> AudioWindow | None:
         """The next window; its features are its own, padded by silence."""
         if not self._spans:
             return None
@@ -155,7 +161,7 @@ class AtPauses:
         samples = self._samples[int(start * rate) : int(end * rate)]
         size, other = self._hearing.frames, self._hearing.draft_extractor
         sound = frames(self._hearing.extractor, samples)
-        return Window(
+        return AudioWindow(
             number,
             round(start * rate / hop),
             min(sound.count, size),
@@ -165,23 +171,23 @@ class AtPauses:
             True,
         )
 
-    def hear(self, window: Window, text: Text, inputs: Inputs) -> list[Heard]:
+    def hear(self, window: AudioWindow, text: WindowText, inputs: Inputs) -> list[DecodedWindow]:
         """This window's pieces and those behind it that waited for it."""
         size = window.count // self._hearing.stride
-        pieces = [Piece(0, len(text.tokens), 0, size)]
+        pieces = [TimedPiece(0, len(text.tokens), 0, size)]
         if self._timed:
             first = self._hearing.vocabulary.first_timestamp_id
             pieces = cut(text.tokens, first, size, whole=True).pieces
         kept = spoken(self._hearing, pieces, text)
-        self._ready[window.number] = [Heard(window, text, inputs, kept)] if kept else []
-        now: list[Heard] = []
+        self._ready[window.number] = [DecodedWindow(window, text, inputs, kept)] if kept else []
+        now: list[DecodedWindow] = []
         while self._next in self._ready:
             now += self._ready.pop(self._next)
             self._next += 1
         return now
 
 
-def told(hearing: Hearing, settings: Settings) -> list[int]:
+def told(hearing: WhisperModel, settings: TranscribeSettings) -> list[int]:
     """The initial prompt's tokens."""
     given = settings.initial_prompt
     if given is None:
@@ -191,10 +197,12 @@ def told(hearing: Hearing, settings: Settings) -> list[int]:
     return [int(token) for token in given]
 
 
-def opened(hearing: Hearing, settings: Settings, samples: Samples, name: str) -> Windows:
+def opened(
+    hearing: WhisperModel, settings: TranscribeSettings, samples: Samples, name: str
+) -> WindowSource:
     """A recording's windows as the settings ask. Without timestamps nothing says where a next
     window should begin, so recordings longer than one are cut at pauses."""
     long = len(samples) > hearing.seconds(hearing.frames) * hearing.rate
     if settings.at_pauses or (long and not settings.timed):
-        return AtPauses(hearing, settings, samples, name)
-    return Following(hearing, settings, samples)
+        return VadWindows(hearing, settings, samples, name)
+    return SequentialWindows(hearing, settings, samples)

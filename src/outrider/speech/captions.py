@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from outrider import arguments
 from outrider.errors import ConfigurationError
-from outrider.text.speech.result import Transcript
+from outrider.speech.result import Transcript
 
 #: A path, text (SubRip, WebVTT, JSON of a recogniser, or plain), or a transcript.
 Reference: TypeAlias = "str | Path | Transcript | Mapping[str, Any]"
@@ -19,7 +19,7 @@ _ARROW = re.compile(rf"{_TIME}\s*-->\s*{_TIME}")
 _SUFFIXES = (".srt", ".vtt", ".txt", ".json", ".tsv")
 
 
-class Line(NamedTuple):
+class CaptionLine(NamedTuple):
     """Some text, and the seconds between which it is said, if they are known."""
 
     text: str
@@ -27,7 +27,7 @@ class Line(NamedTuple):
     end: float | None = None
 
 
-def read(given: Reference) -> list[Line]:
+def read(given: Reference) -> list[CaptionLine]:
     """The lines of a reference, in order.
 
     A string is the name of a file if it ends like one and has no line break, else it is the text.
@@ -35,7 +35,7 @@ def read(given: Reference) -> list[Line]:
     Raises ConfigurationError for a file that cannot be read, and for what says nothing.
     """
     if isinstance(given, Transcript):
-        lines = [Line(s.text, s.start, s.end) for s in given.segments]
+        lines = [CaptionLine(s.text, s.start, s.end) for s in given.segments]
     elif isinstance(given, Mapping):
         lines = _of_mapping(given)
     elif isinstance(given, (str, Path)):
@@ -70,7 +70,7 @@ def _text(given: str | Path) -> str:
         ) from error
 
 
-def _of_text(text: str) -> list[Line]:
+def _of_text(text: str) -> list[CaptionLine]:
     if text.lstrip().startswith("{"):
         try:
             document = json.loads(text)
@@ -87,31 +87,33 @@ def _of_text(text: str) -> list[Line]:
             line._replace(start=(line.start or 0) / 1e3, end=(line.end or 0) / 1e3)
             for line in _of_mapping({"segments": named})
         ]
-    return [Line(line) for line in text.splitlines()]
+    return [CaptionLine(line) for line in text.splitlines()]
 
 
-def _of_mapping(document: Mapping[str, Any]) -> list[Line]:
+def _of_mapping(document: Mapping[str, Any]) -> list[CaptionLine]:
     """What recognisers write: `segments` with start and end, `chunks` with a timestamp, a text."""
     lines = []
     try:
         for part in document.get("segments") or ():
-            lines.append(Line(str(part["text"]), float(part["start"]), float(part["end"])))
+            lines.append(CaptionLine(str(part["text"]), float(part["start"]), float(part["end"])))
         for part in () if lines else document.get("chunks") or ():
             start, end = part["timestamp"]
-            lines.append(Line(str(part["text"]), float(start), None if end is None else float(end)))
+            lines.append(
+                CaptionLine(str(part["text"]), float(start), None if end is None else float(end))
+            )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"segments of the reference have text, start and end; got {arguments.shown(part)}; "
             "write them so, or give captions"
         ) from error
     if not lines and isinstance(document.get("text"), str):
-        lines = [Line(line) for line in document["text"].splitlines()]
+        lines = [CaptionLine(line) for line in document["text"].splitlines()]
     return lines
 
 
-def _captions(text: str) -> list[Line]:
+def _captions(text: str) -> list[CaptionLine]:
     """The cues of SubRip and WebVTT: markup and numbers go."""
-    lines: list[Line] = []
+    lines: list[CaptionLine] = []
     for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
         found = _ARROW.search(block)
         if found is None:
@@ -119,7 +121,7 @@ def _captions(text: str) -> list[Line]:
         start, end = _seconds(found.groups()[:4]), _seconds(found.groups()[4:])
         said = block[found.end() :].split("\n", 1)  # the arrow's line may have settings
         plain = html.unescape(re.sub(r"<[^>]*>|\{\\[^}]*\}", "", said[1] if said[1:] else ""))
-        lines.append(Line(" ".join(plain.split()), start, end))
+        lines.append(CaptionLine(" ".join(plain.split()), start, end))
     return lines
 
 
@@ -128,7 +130,7 @@ def _seconds(parts: Sequence[str | None]) -> float:
     return 3600 * int(hours) + 60 * int(minutes) + int(seconds) + int(rest.ljust(3, "0")) / 1e3
 
 
-def between(lines: Sequence[Line], start: float, end: float) -> str | None:
+def between(lines: Sequence[CaptionLine], start: float, end: float) -> str | None:
     """What timed lines say between two times; None for lines without times."""
     if any(line.start is None for line in lines):
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from outrider.text.speech.vocabulary import Vocabulary
+from outrider.speech.vocabulary import Vocabulary
 
 
 def prompt(

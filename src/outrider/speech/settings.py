@@ -8,17 +8,17 @@ from typing import Any, TypedDict
 from outrider import arguments
 from outrider.engine.beam_search import Beams
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.text.speech.captions import Reference
-from outrider.text.speech.fallback import Thresholds
-from outrider.text.speech.formats import TIMES
-from outrider.text.speech.silences import Vad
+from outrider.speech.captions import Reference
+from outrider.speech.formats import TIMES
+from outrider.speech.temperature_fallback import Thresholds
+from outrider.speech.vad import Vad
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SIDE_BY_SIDE = 8  #: recordings, or windows between pauses, where nothing else is asked for
 
 
-class Options(TypedDict, total=False):
-    """What may be asked of `transcribe`, by name: the fields of `Settings`."""
+class TranscribeOptions(TypedDict, total=False):
+    """What may be asked of `transcribe`, by name: the fields of `TranscribeSettings`."""
 
     language: str | None
     task: str
@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Settings:
+class TranscribeSettings:
     """How recordings are transcribed.
 
     language        code or English name; None: detected in each recording's first window
@@ -75,7 +75,7 @@ class Settings:
 
     Raises ConfigurationError for values of another kind or outside their range.
 
-    >>> Settings(language="en", temperature=0).temperatures
+    >>> TranscribeSettings(language="en", temperature=0).temperatures
     (0,)
     """
 

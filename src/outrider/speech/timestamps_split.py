@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class TimedPiece(NamedTuple):
     """Some of a window's tokens, and the steps between which they are said."""
 
     first: int  #: the piece is tokens[first:last] of the window
@@ -19,7 +19,7 @@ class Piece(NamedTuple):
 class Cut(NamedTuple):
     """A window's pieces; `advance` steps ahead the next window begins."""
 
-    pieces: list[Piece]
+    pieces: list[TimedPiece]
     advance: int
 
 
@@ -41,14 +41,14 @@ def cut(tokens: Sequence[int], first_timestamp_id: int, size: int, whole: bool =
         times = [step(at) for at in range(len(tokens)) if stamps[at]]
         start = times[0] if whole and stamps[:1] == [True] else 0
         end = times[-1] if times and times[-1] > start else size
-        return Cut([Piece(0, len(tokens), start, end)] if tokens else [], size)
+        return Cut([TimedPiece(0, len(tokens), start, end)] if tokens else [], size)
     ends = [*meets, len(tokens)] if closed else meets
     pieces = [
-        Piece(first, last, step(first), step(last - 1))
+        TimedPiece(first, last, step(first), step(last - 1))
         for first, last in zip([0, *ends], ends, strict=False)
     ]
     advance = size if closed else step(ends[-1] - 1)
     rest = ends[-1]
     if whole and not closed and rest + 1 < len(tokens):
-        pieces.append(Piece(rest, len(tokens), step(rest), size))
+        pieces.append(TimedPiece(rest, len(tokens), step(rest), size))
     return Cut(pieces, advance if 0 < advance else size)

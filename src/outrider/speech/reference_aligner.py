@@ -4,14 +4,14 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
-from outrider.text.speech import captions
-from outrider.text.speech.captions import Line
+from outrider.speech import captions
+from outrider.speech.captions import CaptionLine
 
 _AHEAD = 250  #: words of a window at most
 _SLACK = 30  #: words of doubt about where a window begins
 
 
-class Script:
+class ReferenceAligner:
     """One recording's reference.
 
     Lines with times give what is said in a window. Without times the text is followed: behind
@@ -20,7 +20,7 @@ class Script:
     """
 
     def __init__(
-        self, lines: Sequence[Line], encode: Callable[[str], list[int]], seconds: float
+        self, lines: Sequence[CaptionLine], encode: Callable[[str], list[int]], seconds: float
     ) -> None:
         self._lines, self._encode, self._seconds = lines, encode, seconds
         self._words = " ".join(line.text for line in lines).split()

@@ -18,7 +18,7 @@ from outrider.models.config import hears
 from outrider.models.prefill import inference
 from outrider.models.sources import ModelSource, usable_file
 from outrider.models.tree_inputs import causal
-from outrider.text.speech.vocabulary import Vocabulary
+from outrider.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel
 
 EXTRACTOR = "preprocessor_config.json"
@@ -31,13 +31,13 @@ def check(target: ModelSource, language: str | None, task: str) -> None:
     """
     name = str(target)
     if not hears(target.config):
-        raise deaf(name)
+        raise not_a_speech_model(name)
     vocabulary = Vocabulary.of(target.settings(), name)
     vocabulary.language(language, name)
     vocabulary.task(task, name)
 
 
-def deaf(name: str) -> ConfigurationError:
+def not_a_speech_model(name: str) -> ConfigurationError:
     """What is said of a model that is no Whisper."""
     return ConfigurationError(
         f"{name} does not turn speech into text; got a recording; load a Whisper model: "
@@ -46,7 +46,7 @@ def deaf(name: str) -> ConfigurationError:
 
 
 @dataclass(frozen=True)
-class Hearing:
+class WhisperModel:
     """What beside the engine is needed to turn sound into text.
 
     model            transformers' own model: its generation configuration, and word times
@@ -117,7 +117,7 @@ def opened(
     model: PreTrainedModel,
     tokenizer: Any,
     drafts: Sequence[PretrainedConfig] = (),
-) -> Hearing | None:
+) -> WhisperModel | None:
     """What is needed to transcribe with this model; None for one that is no Whisper.
 
     `given` says where it comes from, `drafts` are the configurations of its draft models. Raises
@@ -136,7 +136,7 @@ def opened(
                 if (Path(given) / EXTRACTOR).is_file():
                     raise  # it is there, and broken
             _check_windows(extractor, model.config)
-    return Hearing(name, model, tokenizer, extractor, None if other is None else usual(other))
+    return WhisperModel(name, model, tokenizer, extractor, None if other is None else usual(other))
 
 
 def _check_windows(extractor: Any, config: PretrainedConfig) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.text.speech.audio import Samples
+from outrider.speech.audio import Samples
 
 
 @dataclass(frozen=True)

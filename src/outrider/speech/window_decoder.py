@@ -18,16 +18,16 @@ from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Request, StopConditions, check
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.sampling.timestamps import Timestamps
+from outrider.speech import temperature_fallback
+from outrider.speech.beam_decoding import searched
+from outrider.speech.settings import TranscribeSettings
+from outrider.speech.speech_model import WhisperModel
 from outrider.stats import RequestStats
-from outrider.text.speech import fallback
-from outrider.text.speech.hearing import Hearing
-from outrider.text.speech.searched import searched
-from outrider.text.speech.settings import Settings
 from outrider.types import Inputs
 
 
 @dataclass(frozen=True)
-class Text:
+class WindowText:
     """What was heard in a window, in the end."""
 
     tokens: tuple[int, ...]  #: without the end
@@ -41,7 +41,7 @@ class Text:
 
 
 @dataclass(eq=False)
-class Job:
+class WindowRequest:
     """A window to be decoded, and what has become of it."""
 
     inputs: Inputs  #: encoded
@@ -54,19 +54,19 @@ class Job:
     milliseconds: float = 0.0  #: its share of the decoder's
     level: int = 0  #: which of the temperatures is tried
     no_speech_prob: float = 0.0
-    text: Text | None = None
+    text: WindowText | None = None
     error: Exception | None = None
     _told: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
     _left: set[int] = field(default_factory=set)
 
 
-class Rows:
+class WindowDecoder:
     """A run of the engine in which windows come and go.
 
     With beams, texts at temperature 0 are searched instead: all windows that wait, side by side.
     """
 
-    def __init__(self, engine: Engine, hearing: Hearing, settings: Settings) -> None:
+    def __init__(self, engine: Engine, hearing: WhisperModel, settings: TranscribeSettings) -> None:
         self.hearing, self.settings = hearing, settings
         words = hearing.vocabulary
         copies = settings.best_of or 1
@@ -74,7 +74,7 @@ class Rows:
         if self.beams is not None:
             admit(engine.drafter)
         self._pace = LookaheadDepth(engine.drafter.shapes[0].max_depth)  # of all windows
-        self._searching: list[tuple[Job, Request]] = []
+        self._searching: list[tuple[WindowRequest, Request]] = []
         self.run = EngineRun(engine, settings.rows * copies)
         budget = settings.max_new_tokens or hearing.context // 2
         self._limits = StopConditions(budget, (words.end_id,))
@@ -82,15 +82,15 @@ class Rows:
         self._stamps = None
         if settings.timed:
             self._stamps = Timestamps(words.no_timestamps_id, words.end_id, words.max_initial)
-        self.jobs: list[Job] = []
-        self._of: dict[int, Job] = {}
+        self.jobs: list[WindowRequest] = []
+        self._of: dict[int, WindowRequest] = {}
 
-    def add(self, job: Job) -> None:
+    def add(self, job: WindowRequest) -> None:
         """Decode a window beside the others. Raises its error if it cannot be decoded here."""
         self._try(job)
         self.jobs.append(job)
 
-    def drop(self, jobs: Sequence[Job]) -> None:
+    def drop(self, jobs: Sequence[WindowRequest]) -> None:
         """Nobody wants these any more."""
         for number, job in list(self._of.items()):
             if job in jobs and self.run.reasons[number] is None:
@@ -99,7 +99,7 @@ class Rows:
         self._searching = [one for one in self._searching if one[0] not in jobs]
         self.jobs = [job for job in self.jobs if job not in jobs]
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[WindowRequest]:
         """One step of all rows; the jobs that are over, with a text or an error."""
         started = time.perf_counter()
         busy, over = list(self.jobs), self._search()
@@ -124,7 +124,7 @@ class Rows:
         self.drop(over)
         return over
 
-    def _search(self) -> list[Job]:
+    def _search(self) -> list[WindowRequest]:
         """The windows that wait for beams; those whose text will do."""
         turn, self._searching = self._searching, []
         if not turn:
@@ -138,7 +138,7 @@ class Rows:
                 over.append(job)
         return over
 
-    def _try(self, job: Job) -> None:
+    def _try(self, job: WindowRequest) -> None:
         """Ask for the window's text at the job's temperature."""
         temperature = self.settings.temperatures[job.level]
         copies = (self.settings.best_of or 1) if temperature else 1
@@ -174,7 +174,7 @@ class Rows:
             timestamps=self._stamps,
         )
 
-    def _ended(self, job: Job) -> bool:
+    def _ended(self, job: WindowRequest) -> bool:
         """Whether what its rows wrote will do."""
         watched = self.run.prompt_logits(min(job._told))
         for number in job._told:
@@ -182,7 +182,10 @@ class Rows:
         return self._settled(job, list(job._told.values()), watched)
 
     def _settled(
-        self, job: Job, texts: Sequence[tuple[list[int], list[float]]], watched_V: Tensor | None
+        self,
+        job: WindowRequest,
+        texts: Sequence[tuple[list[int], list[float]]],
+        watched_V: Tensor | None,
     ) -> bool:
         """Whether the best of what was written will do, or there is no temperature left.
 
@@ -202,13 +205,13 @@ class Rows:
         spoken = tuple(tokens[:-1] if tokens[-1:] == [end] else tokens)
         text = self.hearing.text(spoken)
         limits, silence = self.settings.thresholds, job.no_speech_prob
-        ratio = fallback.compression_ratio(text) if text else 0.0
+        ratio = temperature_fallback.compression_ratio(text) if text else 0.0
         more = job.level + 1 < len(self.settings.temperatures)
-        if more and fallback.again(limits, ratio, logprob, silence):
+        if more and temperature_fallback.needs_fallback(limits, ratio, logprob, silence):
             job.level += 1
             self._try(job)
             return False
-        job.text = Text(
+        job.text = WindowText(
             spoken,
             tuple(logs),
             text,
@@ -216,7 +219,7 @@ class Rows:
             logprob,
             ratio,
             silence,
-            fallback.silent(limits, silence, logprob),
+            temperature_fallback.silent(limits, silence, logprob),
         )
         return True
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider import arguments
 from outrider.errors import ConfigurationError
-from outrider.text.speech.audio import Samples
+from outrider.speech.audio import Samples
 
 #: Seconds between which somebody speaks; or what finds them in samples.
 Spans: TypeAlias = Sequence[tuple[float, float]]

@@ -28,7 +28,7 @@ class Found(NamedTuple):
     stats: RequestStats
 
 
-class _Allowed:
+class _AllowedTokens:
     """For every step of every window, how probable all that is allowed was behind each beam."""
 
     def __init__(self, rows: int) -> None:
@@ -51,7 +51,7 @@ def searched(
 
     `pace` knows how far ahead it pays to score; it learns from one search for the next.
     """
-    allowed = _Allowed(len(requests))
+    allowed = _AllowedTokens(len(requests))
     found = search(engine.target, engine.drafter, requests, beams, pace=pace, observe=allowed)
     done = []
     for row, (best, *_) in enumerate(found.hypotheses):

@@ -8,29 +8,29 @@ from typing import Any
 
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, OutriderError
-from outrider.text.speech import audio, captions, hearing, prompt, words
-from outrider.text.speech.audio import Recording
-from outrider.text.speech.decoding import Job, Rows, device_of
-from outrider.text.speech.hearing import Hearing
-from outrider.text.speech.result import Segment, Transcript, TranscriptStats, whole_text
-from outrider.text.speech.script import Script
-from outrider.text.speech.settings import Settings
-from outrider.text.speech.windows import Heard, Window, Windows, opened
+from outrider.speech import audio, captions, prompt, speech_model, words
+from outrider.speech.audio import Recording
+from outrider.speech.reference_aligner import ReferenceAligner
+from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
+from outrider.speech.settings import TranscribeSettings
+from outrider.speech.speech_model import WhisperModel
+from outrider.speech.window_decoder import WindowDecoder, WindowRequest, device_of
+from outrider.speech.windows import AudioWindow, DecodedWindow, WindowSource, opened
 from outrider.types import Inputs
 
 
 @dataclass(eq=False)
-class _Track:
+class _RecordingState:
     """One recording being transcribed."""
 
     number: int
     recording: Recording
-    windows: Windows
+    windows: WindowSource
     language: str | None
-    script: Script | None
+    script: ReferenceAligner | None
     stats: TranscriptStats
     segments: list[Segment] = field(default_factory=list)
-    jobs: dict[Job, Window] = field(default_factory=dict)
+    jobs: dict[WindowRequest, AudioWindow] = field(default_factory=dict)
 
 
 class Transcription(Iterator[Segment]):
@@ -48,9 +48,9 @@ class Transcription(Iterator[Segment]):
     def __init__(
         self,
         engine: Engine,
-        hearing: Hearing,
+        hearing: WhisperModel,
         recordings: Sequence[Recording],
-        settings: Settings,
+        settings: TranscribeSettings,
         several: bool = True,
     ) -> None:
         self.recordings, self.settings = tuple(recordings), settings
@@ -64,9 +64,9 @@ class Transcription(Iterator[Segment]):
         self._task = vocabulary.task(settings.task, hearing.name)
         self._references = _references(settings.reference, len(self.recordings))
 
-        self._rows = Rows(engine, hearing, settings)
+        self._rows = WindowDecoder(engine, hearing, settings)
         self._waiting = deque(range(len(self.recordings)))
-        self._tracks: list[_Track] = []
+        self._tracks: list[_RecordingState] = []
         self._ready: deque[Segment] = deque()
 
     @property
@@ -122,7 +122,7 @@ class Transcription(Iterator[Segment]):
 
     def _begin(self) -> None:
         """Encode windows and hand them to the decoder, until as many as asked for are under way."""
-        found: list[tuple[_Track, Window]] = []
+        found: list[tuple[_RecordingState, AudioWindow]] = []
         room = self.settings.rows - len(self._rows.jobs)
         for track in self._every():
             while len(found) < room and (window := track.windows.take()) is not None:
@@ -132,17 +132,17 @@ class Transcription(Iterator[Segment]):
         if not found:
             return
         device, target = device_of(self._engine), self._engine.target
-        each = [hearing.one_row(window.features_FS, device) for _, window in found]
+        each = [speech_model.one_row(window.features_FS, device) for _, window in found]
         for at, (_, window) in enumerate(found):
             if window.draft_FS is not None:
-                each[at] = each[at]._replace(draft=hearing.one_row(window.draft_FS, device))
-        inputs, spent = hearing.encode(target, each)
+                each[at] = each[at]._replace(draft=speech_model.one_row(window.draft_FS, device))
+        inputs, spent = speech_model.encode(target, each)
         for (track, window), read in zip(found, inputs, strict=True):
             track.stats.windows += 1
             track.stats.encoder_ms += spent / len(found)
             if track.language is None and self._hearing.vocabulary.multilingual:
                 started = time.perf_counter()
-                track.language = hearing.language(target, self._hearing.vocabulary, read)
+                track.language = speech_model.language(target, self._hearing.vocabulary, read)
                 track.stats.decoder_ms += 1e3 * (time.perf_counter() - started)
             job = self._job(track, window, read)
             track.jobs[job] = window
@@ -151,7 +151,7 @@ class Transcription(Iterator[Segment]):
             except OutriderError as error:
                 self._fail(track, error)
 
-    def _every(self) -> Iterator[_Track]:
+    def _every(self) -> Iterator[_RecordingState]:
         """Recordings under way, then those that wait, opened as they are asked for."""
         yield from list(self._tracks)
         while self._waiting:
@@ -164,7 +164,7 @@ class Transcription(Iterator[Segment]):
             self._tracks.append(track)
             yield track
 
-    def _open(self, number: int) -> _Track:
+    def _open(self, number: int) -> _RecordingState:
         recording, rate = self.recordings[number], self._hearing.rate
         started = time.perf_counter()
         samples = recording.read(rate)
@@ -173,10 +173,10 @@ class Transcription(Iterator[Segment]):
         stats = TranscriptStats(audio_seconds=seconds)
         stats.features_ms = 1e3 * (time.perf_counter() - started)
         lines = self._references[number]
-        script = None if lines is None else Script(lines, self._hearing.encode, seconds)
-        return _Track(number, recording, windows, self._language, script, stats)
+        script = None if lines is None else ReferenceAligner(lines, self._hearing.encode, seconds)
+        return _RecordingState(number, recording, windows, self._language, script, stats)
 
-    def _job(self, track: _Track, window: Window, inputs: Inputs) -> Job:
+    def _job(self, track: _RecordingState, window: AudioWindow, inputs: Inputs) -> WindowRequest:
         ear = self._hearing
         ids, start = self._prompt(track, window)
         reference: list[int] = []
@@ -185,9 +185,9 @@ class Transcription(Iterator[Segment]):
             end = ear.seconds(window.first + window.count)
             reference = track.script.tokens(begin, end, not window.whole)
         seed = self.settings.seed + 65536 * window.number
-        return Job(inputs, ids, start, seed, reference)
+        return WindowRequest(inputs, ids, start, seed, reference)
 
-    def _prompt(self, track: _Track, window: Window) -> tuple[list[int], int]:
+    def _prompt(self, track: _RecordingState, window: AudioWindow) -> tuple[list[int], int]:
         """What a window's text begins with, and the place of its start token."""
         return prompt.prompt(
             self._hearing.vocabulary,
@@ -198,7 +198,7 @@ class Transcription(Iterator[Segment]):
             self._hearing.context // 2 - 1,
         )
 
-    def _tell(self, track: _Track, job: Job) -> None:
+    def _tell(self, track: _RecordingState, job: WindowRequest) -> None:
         """A window's text is there."""
         text, window = job.text, track.jobs.pop(job)
         assert text is not None
@@ -216,7 +216,7 @@ class Transcription(Iterator[Segment]):
             if track.script is not None:
                 track.script.follow("".join(segment.text for segment in fresh))
 
-    def _segments(self, track: _Track, heard: Heard) -> list[Segment]:
+    def _segments(self, track: _RecordingState, heard: DecodedWindow) -> list[Segment]:
         """A window's pieces as segments, with words if they are asked for."""
         window, text, ear = heard.window, heard.text, self._hearing
         said = None
@@ -241,7 +241,7 @@ class Transcription(Iterator[Segment]):
             for at, piece in enumerate(heard.pieces)
         ]
 
-    def _finish(self, track: _Track) -> None:
+    def _finish(self, track: _RecordingState) -> None:
         self._tracks.remove(track)
         segments = tuple(track.segments)
         track.stats.decoded.seconds = track.stats.decoder_ms / 1e3
@@ -255,7 +255,7 @@ class Transcription(Iterator[Segment]):
             track.recording.name,
         )
 
-    def _fail(self, track: _Track, error: Exception) -> None:
+    def _fail(self, track: _RecordingState, error: Exception) -> None:
         """This recording is over; the others go on."""
         if not isinstance(error, OutriderError):
             raise error
@@ -265,7 +265,7 @@ class Transcription(Iterator[Segment]):
         self._tracks.remove(track)
 
 
-def _references(given: Any, count: int) -> list[list[captions.Line] | None]:
+def _references(given: Any, count: int) -> list[list[captions.CaptionLine] | None]:
     """The lines to copy from of each recording."""
     if given is None:
         return [None] * count
@@ -279,7 +279,7 @@ def _references(given: Any, count: int) -> list[list[captions.Line] | None]:
 
 
 def transcription(
-    engine: Engine, hearing: Hearing, given: Any, settings: Settings
+    engine: Engine, hearing: WhisperModel, given: Any, settings: TranscribeSettings
 ) -> Transcription:
     """One recording or several, looked at and checked.
 

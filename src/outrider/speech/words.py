@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp
 
-from outrider.text.speech import alignment
-from outrider.text.speech.hearing import Hearing
-from outrider.text.speech.result import Word
-from outrider.text.speech.windows import Heard
+from outrider.speech import alignment
+from outrider.speech.result import Word
+from outrider.speech.speech_model import WhisperModel
+from outrider.speech.windows import DecodedWindow
 
 #: Languages that are written without blanks: every character may begin a word.
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
@@ -26,7 +26,7 @@ class _Group:
 
 
 def of_window(
-    ear: Hearing, heard: Heard, prompt: Sequence[int], language: str | None
+    ear: WhisperModel, heard: DecodedWindow, prompt: Sequence[int], language: str | None
 ) -> list[tuple[Word, ...]]:
     """The words of each piece of a window."""
     text, window = heard.text, heard.window
@@ -56,14 +56,16 @@ def of_window(
     return found
 
 
-def _upper(ear: Hearing) -> list[tuple[int, int]]:
+def _upper(ear: WhisperModel) -> list[tuple[int, int]]:
     """All heads of the upper half of the layers, for a model that names none."""
     config = ear.model.config
     layers, heads = int(config.decoder_layers), int(config.decoder_attention_heads)
     return [(layer, head) for layer in range(layers // 2, layers) for head in range(heads)]
 
 
-def grouped(ear: Hearing, tokens: Sequence[tuple[int, int]], language: str | None) -> list[_Group]:
+def grouped(
+    ear: WhisperModel, tokens: Sequence[tuple[int, int]], language: str | None
+) -> list[_Group]:
     """(place, token) of a text as words; timestamps and special tokens are in none."""
     characters = _characters(ear, [(at, t) for at, t in tokens if t < ear.vocabulary.end_id])
     if language in UNSPACED:
@@ -80,7 +82,7 @@ def grouped(ear: Hearing, tokens: Sequence[tuple[int, int]], language: str | Non
     return _punctuated(words)
 
 
-def _characters(ear: Hearing, tokens: Sequence[tuple[int, int]]) -> list[_Group]:
+def _characters(ear: WhisperModel, tokens: Sequence[tuple[int, int]]) -> list[_Group]:
     """The fewest tokens in a row that are whole characters."""
     whole = ear.text([token for _, token in tokens])
     groups, waiting, behind = list[_Group](), list[tuple[int, int]](), 0

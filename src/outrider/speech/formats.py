@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from outrider.errors import UnknownName
 
 if TYPE_CHECKING:
-    from outrider.text.speech.result import Segment, Transcript
+    from outrider.speech.result import Segment, Transcript
 
 TIMES = ("none", "segment", "word")  #: that transcripts may have
 

@@ -37,7 +37,7 @@ def silent(limits: Thresholds, no_speech: float, logprob: float) -> bool:
     return limits.logprob is None or logprob <= limits.logprob
 
 
-def again(limits: Thresholds, ratio: float, logprob: float, no_speech: float) -> bool:
+def needs_fallback(limits: Thresholds, ratio: float, logprob: float, no_speech: float) -> bool:
     """Whether another temperature is to be tried."""
     unlikely = limits.logprob is not None and logprob < limits.logprob
     if unlikely and limits.no_speech is not None and no_speech > limits.no_speech:
