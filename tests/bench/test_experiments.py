@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop, verifiers
 from outrider.certify import Power, certify
-from outrider.certify.laws import Text, score
+from outrider.certify.laws import CertifiedText, score
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.errors import ConfigurationError
 from outrider.lab.papers import (
@@ -338,7 +338,7 @@ def test_a_cut_model_is_its_layers(tmp_path):
     one.load_state_dict({k.replace(".layers.2.", ".layers.1."): v for k, v in state.items()})
     ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
     sampled = DraftModel(made, (1,)), DraftModel(TreeDecoder(LlamaRunner(one, False)), (1,))
-    texts = [Text((3, 1), (4, 1, 5, 9))]
+    texts = [CertifiedText((3, 1), (4, 1, 5, 9))]
     ours, theirs = (score(d.model, texts, SamplingParams(1.0)).laws.logits_BRV for d in sampled)
     assert torch.allclose(ours, theirs, atol=1e-5)
     with torch.inference_mode():

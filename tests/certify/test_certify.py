@@ -9,8 +9,8 @@ import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, verifiers
 from outrider.certify import Power, certify, foreign, laws, marginal, matrix, run, statistics
-from outrider.certify.conditional import Pool
-from outrider.certify.laws import Text, score
+from outrider.certify.conditional import PooledTest
+from outrider.certify.laws import CertifiedText, score
 from outrider.certify.run import shared_noise
 from outrider.drafters import Lookahead
 from outrider.engine.request import StopConditions
@@ -100,7 +100,7 @@ def test_processors_are_not_asked_about_what_lies_behind_a_text():
         assert 7 not in ids[:, 3:], "texts end with 7"
         return scores
 
-    texts = [laws.Text((2, 4, 6), (5, 7)), laws.Text((2, 4, 6), (5, 8, 9, 3, 5))]
+    texts = [laws.CertifiedText((2, 4, 6), (5, 7)), laws.CertifiedText((2, 4, 6), (5, 8, 9, 3, 5))]
     scored = laws.score(target, texts, SamplingParams(1.0, processors=(strict,)))
     assert scored.valid_BT.sum(1).tolist() == [2, 5]
 
@@ -184,7 +184,11 @@ def test_bad_input():
 
 def test_teacher_forced_laws_of_ragged_texts():
     target, _ = pair()
-    texts = [Text((1, 2, 3), (4, 5)), Text((7, 8, 9, 10, 11), (3,)), Text((5, 6), (1, 2, 3))]
+    texts = [
+        CertifiedText((1, 2, 3), (4, 5)),
+        CertifiedText((7, 8, 9, 10, 11), (3,)),
+        CertifiedText((5, 6), (1, 2, 3)),
+    ]
     together = score(target, texts, SamplingParams(1.0))
     for row, text in enumerate(texts):
         alone = score(target, [text], SamplingParams(1.0))
@@ -213,7 +217,7 @@ def test_null_statistics_are_standard():
     law = torch.randn(64, 64, 20).mul(2).softmax(-1)
     guess = torch.randn(64, 64, 20).mul(2).softmax(-1)
     token = torch.multinomial(law.view(-1, 20), 1).view(64, 64)
-    pool = Pool()
+    pool = PooledTest()
     pool.add(law, guess, token, torch.ones(64, 64, dtype=torch.bool), torch.rand(64, 64))
     assert all(t.p_value > 1e-3 for t in pool.results(1e-4, 0.9))
     again = torch.multinomial(law[0, 0], 4000, replacement=True).tolist()

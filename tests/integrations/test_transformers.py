@@ -245,9 +245,9 @@ def _pooled(function, steps, repeats):
     A row of a step is a law of the target beside the draft's guess at it. Whatever was accepted
     before it, the token that a verification emits there has the target's law.
     """
-    from outrider.certify.conditional import Pool
+    from outrider.certify.conditional import PooledTest
 
-    pool = Pool()
+    pool = PooledTest()
     torch.manual_seed(3)
     for draft, target in steps:
         gamma = draft.shape[1]

@@ -13,7 +13,7 @@ import torch
 
 from letters import Letters, translated
 from outrider import SamplingParams, verifiers
-from outrider.certify.laws import Text, law
+from outrider.certify.laws import CertifiedText, law
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import llama
 
@@ -58,7 +58,7 @@ def world(draft):
 def test_the_law_is_the_drafts_over_common_tokens(draft, world):
     model = translated(TreeDecoder(LlamaRunner(draft, False)), TARGET, DRAFT)
     for text in product(range(len(TARGET)), repeat=DEPTH):
-        got = law(model, [Text(PROMPT, text)], SamplingParams(1.0))[0]
+        got = law(model, [CertifiedText(PROMPT, text)], SamplingParams(1.0))[0]
         code = 1 + text[0]
         expected = world.draft[0, [0, code]]
         np.testing.assert_allclose(got.numpy(), expected, atol=1e-5)

@@ -19,7 +19,7 @@ from outrider import (
     load,
     verifiers,
 )
-from outrider.certify.laws import Text, law
+from outrider.certify.laws import CertifiedText, law
 from outrider.models import LlamaRunner, TreeDecoder, adapt, weight_packing
 from outrider.models.cpu_kernels import build, cross_attention, int8
 from outrider.models.cpu_kernels.int8 import Int8Product, rounded
@@ -121,7 +121,7 @@ def test_layers_of_any_model_are_kept_so_and_the_model_is_left_as_it_is():
     gpt2 = GPT2LMHeadModel(config).eval()
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     before = gpt2(ids).logits
-    got = law(adapt(gpt2, int8=True), [Text((3, 1), (4, 1, 5))], SamplingParams(1.0))[0]
+    got = law(adapt(gpt2, int8=True), [CertifiedText((3, 1), (4, 1, 5))], SamplingParams(1.0))[0]
     assert torch.equal(gpt2(ids).logits, before)
     small = copy.deepcopy(gpt2)
     small.lm_head.weight = torch.nn.Parameter(in_8_bits(small.lm_head.weight))
@@ -201,7 +201,7 @@ def test_by_name(tmp_path):
     drafter = found.engine.drafter
     usual = load(target, small, num_speculative_tokens=2, **QUICK).engine.drafter
     laws = [
-        law(d.model, [Text(tuple(PROMPTS[0]), (1, 2))], SamplingParams(1.0))
+        law(d.model, [CertifiedText(tuple(PROMPTS[0]), (1, 2))], SamplingParams(1.0))
         for d in (drafter, usual)
     ]
     assert not torch.equal(*laws)

@@ -13,14 +13,14 @@ from outrider import lazy
 if TYPE_CHECKING:
     from outrider.certify.black_box import foreign
     from outrider.certify.power import Power
-    from outrider.certify.report import Report, Test
+    from outrider.certify.report import CertifyReport, Test
     from outrider.certify.run import certify
 
-__all__ = ["Power", "Report", "Test", "certify", "foreign"]
+__all__ = ["CertifyReport", "Power", "Test", "certify", "foreign"]
 
 _HOMES = {
     "Power": "outrider.certify.power",
-    "Report": "outrider.certify.report",
+    "CertifyReport": "outrider.certify.report",
     "Test": "outrider.certify.report",
     "certify": "outrider.certify.run",
     "foreign": "outrider.certify.black_box",

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.certify import margins
-from outrider.certify.judge import (
+from outrider.certify import near_tie_certificate
+from outrider.certify.laws import CertifiedText, flatter, law, of_draft
+from outrider.certify.power import Power
+from outrider.certify.report import CertifyReport, Test
+from outrider.certify.runner import (
+    CertifiedPrompt,
+    CertifyRunner,
     Ids,
-    Judge,
     Progress,
-    Prompt,
     checked,
     report,
     rounding,
     settings,
 )
-from outrider.certify.laws import Text, flatter, law, of_draft
-from outrider.certify.power import Power
-from outrider.certify.report import Report, Test
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.sampling.sampling_params import SamplingParams
@@ -42,7 +42,7 @@ def foreign(
     draft: torch.nn.Module | LanguageModel | None = None,
     setup: Mapping[str, object] | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> CertifyReport:
     """Test whether a generator draws from the law of `target` under `sampling`.
 
     generator  gets a list of prompts (token ids) and returns the new tokens of each, at most
@@ -77,10 +77,10 @@ def foreign(
             "target with an encoder; give those of each prompt"
         )
     ids = checked(prompts, model, inputs)
-    tolerance = _rounding(model, ids) * margins.stretch(sampling)
+    tolerance = _rounding(model, ids) * near_tie_certificate.stretch(sampling)
     # without a draft model: the target's own law at twice the temperature
     guess = partial(flatter, model) if draft is None else partial(_drafted, _adapted(draft))
-    judge = Judge(model, sampling, power, guess, tolerance, power.each())
+    judge = CertifyRunner(model, sampling, power, guess, tolerance, power.each())
     texts = _Texts(generator, ids, power, progress or (lambda *_: None))
     tests: list[Test]
     if sampling.temperature == 0:
@@ -93,14 +93,20 @@ def foreign(
     return report(tests, power, about | dict(setup or {}), started)
 
 
-def _rounding(model: LanguageModel, prompts: Sequence[Prompt]) -> float:
+def _rounding(model: LanguageModel, prompts: Sequence[CertifiedPrompt]) -> float:
     if model.reads != "text":
         return rounding(model, prompts, 4)
     longest = max(prompts, key=lambda prompt: len(prompt.tokens))
-    return margins.tolerance(model, [longest.text(())], 4) if len(longest.tokens) > 2 else 1e-3
+    return (
+        near_tie_certificate.tolerance(model, [longest.text(())], 4)
+        if len(longest.tokens) > 2
+        else 1e-3
+    )
 
 
-def _drafted(draft: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
+def _drafted(
+    draft: LanguageModel, texts: Sequence[CertifiedText], sampling: SamplingParams
+) -> Tensor:
     return law(draft, of_draft(draft, texts), sampling)
 
 
@@ -108,13 +114,17 @@ class _Texts:
     """What the generator returns, in batches."""
 
     def __init__(
-        self, generator: Generator, prompts: Sequence[Prompt], power: Power, progress: Progress
+        self,
+        generator: Generator,
+        prompts: Sequence[CertifiedPrompt],
+        power: Power,
+        progress: Progress,
     ) -> None:
         self.generator, self.prompts = generator, prompts
         self.power, self.progress = power, progress
         self._row = 0
 
-    def _generate(self, prompts: Sequence[Prompt]) -> list[Text]:
+    def _generate(self, prompts: Sequence[CertifiedPrompt]) -> list[CertifiedText]:
         asked: list[object] = [[list(prompt.tokens) for prompt in prompts]]
         if prompts[0].inputs is not None:
             asked.append([prompt.number for prompt in prompts])
@@ -130,7 +140,7 @@ class _Texts:
             texts.append(prompt.text([int(t) for t in new], self._row))
         return [t for t in texts if t.new]
 
-    def batches(self, name: str, tokens: int) -> Iterator[list[Text]]:
+    def batches(self, name: str, tokens: int) -> Iterator[list[CertifiedText]]:
         """Batches of texts until that many tokens have been seen."""
         seen = at = empty = 0
         while seen < tokens:
@@ -148,7 +158,7 @@ class _Texts:
                 self.progress(name, seen, tokens)
                 yield texts
 
-    def of_one(self, prompt: Prompt) -> Iterator[list[Text]]:
+    def of_one(self, prompt: CertifiedPrompt) -> Iterator[list[CertifiedText]]:
         """Texts of one prompt, as many as the marginal test takes."""
         count, samples = 0, self.power.samples
         while count < samples:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.certify.martingale import Surplus
 from outrider.certify.report import Test
 from outrider.certify.statistics import kolmogorov_tail, uniform_distance
-from outrider.certify.surplus import Surplus
 
 SETS = ("set q > p", "set p/4 < q < p", "set top 1 of q", "set top 8 of q")
 ORDERS = ("PIT by q / p", "PIT by q")
@@ -27,7 +27,7 @@ TOP = 8
 
 
 @dataclass
-class Pool:
+class PooledTest:
     """Sums over all tokens seen so far."""
 
     sums: dict[str, Surplus] = field(default_factory=lambda: {name: Surplus() for name in SETS})

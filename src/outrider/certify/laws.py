@@ -27,7 +27,7 @@ from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
-class Text:
+class CertifiedText:
     """A prompt, what was generated after it, the seed it was generated with, and its source."""
 
     prompt: tuple[int, ...]
@@ -55,7 +55,7 @@ class Padded(NamedTuple):
 
 
 def pad(
-    texts: Sequence[Text], sampling: SamplingParams, device: torch.device, vocab: int = 0
+    texts: Sequence[CertifiedText], sampling: SamplingParams, device: torch.device, vocab: int = 0
 ) -> Padded:
     """Right-padded tokens and lengths. `vocab` is needed where `sampling` shapes logits."""
     whole = [text.prompt + text.new for text in texts]
@@ -86,7 +86,7 @@ def pad(
 
 
 @torch.inference_mode()
-def score(model: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Scored:
+def score(model: LanguageModel, texts: Sequence[CertifiedText], sampling: SamplingParams) -> Scored:
     """Teacher-force the texts: the model's law of each emitted token, given what came before.
 
     Penalties, biases and processors act on it as they do while decoding: with the text so far.
@@ -119,22 +119,24 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: SamplingParams)
     return Scored(token_BT, step < new[:, None], where, warp(logits, padded.sampling))
 
 
-def read(model: LanguageModel, texts: Sequence[Text]) -> Inputs | None:
+def read(model: LanguageModel, texts: Sequence[CertifiedText]) -> Inputs | None:
     """What these texts' rows read besides themselves, together."""
     return encoded(model, [text.inputs for text in texts if text.inputs is not None])
 
 
-def of_draft(model: LanguageModel, texts: Sequence[Text]) -> list[Text]:
+def of_draft(model: LanguageModel, texts: Sequence[CertifiedText]) -> list[CertifiedText]:
     """The texts with what a draft model reads of their sources, which the target has encoded."""
     return [replace(text, inputs=inputs_for(model, text.inputs)) for text in texts]
 
 
-def law(model: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
+def law(model: LanguageModel, texts: Sequence[CertifiedText], sampling: SamplingParams) -> Tensor:
     """The model's law of each emitted token, [B, T, V]."""
     return ops.probs(score(model, texts, sampling).laws)
 
 
-def flatter(model: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
+def flatter(
+    model: LanguageModel, texts: Sequence[CertifiedText], sampling: SamplingParams
+) -> Tensor:
     """The target's own law at twice the temperature: a q for generators without one."""
     laws = score(model, texts, sampling).laws
     return ops.probs(laws._replace(inverse_temperature_B=laws.inverse_temperature_B / 2))
@@ -146,7 +148,7 @@ def model_of(drafter: Drafter) -> LanguageModel | None:
     return model
 
 
-class Guesses:
+class DraftGuesses:
     """The draft's law q at every prefix of a text, to choose what to test. Every choice is fair.
 
     A drafter with a model: its teacher-forced law.
@@ -162,7 +164,7 @@ class Guesses:
         #: layers of the target read what it has written, and guesses are refined while it writes
         self.flat = not drafter.kinds or isinstance(drafter, LayerSkip | Lookahead)
 
-    def __call__(self, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
+    def __call__(self, texts: Sequence[CertifiedText], sampling: SamplingParams) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
         if self.model is not None and not self.drafter.taps and not self.flat:
             return law(self.model, of_draft(self.model, texts), sampling)
@@ -173,7 +175,7 @@ class Guesses:
         return torch.where(proposed.sum(-1, keepdim=True) > 0, proposed, flat)
 
     @torch.inference_mode()
-    def _proposed(self, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
+    def _proposed(self, texts: Sequence[CertifiedText], sampling: SamplingParams) -> Tensor:
         device = torch.device("cpu")
         padded = pad(texts, sampling, device, self.vocab_size)
         capacity = padded.tokens_BL.shape[1] + self.drafter.shapes[0].max_nodes + 2

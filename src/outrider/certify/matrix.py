@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider import verifiers
-from outrider.certify.judge import Ids, Progress
 from outrider.certify.power import Power
-from outrider.certify.report import Report, Row
-from outrider.certify.run import Known, certify
+from outrider.certify.report import CertifyReport, Row
+from outrider.certify.run import CertifiedModel, certify
+from outrider.certify.runner import Ids, Progress
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
 from outrider.drafters.recipes import DrafterParts, DraftOptions
@@ -34,7 +34,7 @@ SHAPES: dict[str, tuple[DraftOptions, ...]] = {
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """A drafter and an exact rule that can judge it."""
 
     label: str
@@ -75,7 +75,7 @@ def missing(found: Collection[str]) -> list[str]:
     return sorted(set(DRAFTERS) - {label.split()[0] for label in found})
 
 
-def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
+def pairs(made: Mapping[str, Drafter]) -> list[ModelPair]:
     """All legal pairs of these drafters with rules that say they are exact.
 
     Without a draft every rule draws from the target: `root` is paired with two of them only.
@@ -89,7 +89,7 @@ def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
                 continue
             if not drafter.kinds and rule.name not in ("match", "rejection"):
                 continue
-            found.append(Pair(label, drafter, rule))
+            found.append(ModelPair(label, drafter, rule))
     return found
 
 
@@ -138,28 +138,28 @@ def identity(models: Sequence[object], prompts: Sequence[Ids]) -> str:
 
 def run(
     target: LanguageModel,
-    todo: Sequence[Pair],
+    todo: Sequence[ModelPair],
     prompts: Sequence[Ids],
     sampling: SamplingParams,
     power: Power,
     path: Path,
-    before: Callable[[Pair], Progress | None] | None = None,
+    before: Callable[[ModelPair], Progress | None] | None = None,
     about: str = "",
     inputs: Sequence[Inputs] | None = None,
-) -> Iterator[tuple[Pair, Row, bool]]:
+) -> Iterator[tuple[ModelPair, Row, bool]]:
     """Certify each pair that the results file does not hold yet, and append it.
 
     `about` (see `identity`) tells results of other models or prompts apart. Yields the pair, its
     result and whether it was already there.
     """
-    known, common = done(path, sampling, power, about), Known()
+    known, common = done(path, sampling, power, about), CertifiedModel()
     for pair in todo:
         if pair.key in known:
             yield pair, known[pair.key], True
             continue
         progress = before(pair) if before is not None else None
         engine = Engine(target, pair.drafter, pair.rule)
-        report: Report = certify(
+        report: CertifyReport = certify(
             engine, prompts, sampling, power, inputs=inputs, progress=progress, known=common
         )
         row = {"key": pair.key, "settings": _settings(sampling, power, about)} | report.as_dict()

@@ -26,7 +26,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Report:
+class CertifyReport:
     """All tests of one generator, with their joint false-alarm level and their power."""
 
     tests: tuple[Test, ...]

@@ -7,20 +7,20 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider import arguments, verifiers
-from outrider.certify import margins, verdicts
-from outrider.certify.judge import (
+from outrider.certify import near_tie_certificate, verification_tests
+from outrider.certify.laws import CertifiedText, DraftGuesses
+from outrider.certify.power import Power
+from outrider.certify.report import CertifyReport, Test
+from outrider.certify.runner import (
+    CertifiedPrompt,
+    CertifyRunner,
     Ids,
-    Judge,
     Progress,
-    Prompt,
     checked,
     report,
     rounding,
     settings,
 )
-from outrider.certify.laws import Guesses, Text
-from outrider.certify.power import Power
-from outrider.certify.report import Report, Test
 from outrider.drafters import DraftModel, DynamicTree, Root
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import Observer
@@ -30,11 +30,11 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import Stats
 from outrider.types import Drafter, Inputs
 
-Batch = list[tuple[Prompt, int]]  #: prompts, each with its seed
+Batch = list[tuple[CertifiedPrompt, int]]  #: prompts, each with its seed
 
 
 @dataclass
-class Known:
+class CertifiedModel:
     """What certifications of one target, with all settings the same, have in common.
 
     Nothing in it depends on the rule under test, so a matrix computes it once per drafter.
@@ -57,8 +57,8 @@ def certify(
     inputs: Sequence[Inputs] | None = None,
     setup: Mapping[str, object] | None = None,
     progress: Progress | None = None,
-    known: Known | None = None,
-) -> Report:
+    known: CertifiedModel | None = None,
+) -> CertifyReport:
     """Test whether an engine with its drafter and rule keeps the law of its target.
 
     `prompts` are token ids; a few dozen different ones of 16 to 48 tokens are enough. Those of an
@@ -81,7 +81,12 @@ def certify(
     ids = checked(prompts, engine.target, inputs)
     started = time.perf_counter()
     run = _Run(
-        engine.alone(), ids, sampling, power, progress or (lambda *_: None), known or Known()
+        engine.alone(),
+        ids,
+        sampling,
+        power,
+        progress or (lambda *_: None),
+        known or CertifiedModel(),
     )
     tests = [run.greedy()]
     if sampling.temperature > 0:
@@ -110,11 +115,11 @@ class _Run:
     def __init__(
         self,
         engine: Engine,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[CertifiedPrompt],
         sampling: SamplingParams,
         power: Power,
         progress: Progress,
-        known: Known,
+        known: CertifiedModel,
     ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
         self.power, self.progress, self.known = power, progress, known
@@ -128,13 +133,13 @@ class _Run:
         nodes = engine.drafter.shapes[0].max_nodes
         if nodes not in known.tolerance:
             known.tolerance[nodes] = rounding(engine.target, prompts, nodes)
-        self.judge = Judge(
+        self.judge = CertifyRunner(
             engine.target,
             sampling,
             power,
-            Guesses(engine.drafter, engine.target),
-            known.tolerance[nodes] * margins.stretch(sampling),
-            power.each(len(verdicts.NAMES)),
+            DraftGuesses(engine.drafter, engine.target),
+            known.tolerance[nodes] * near_tie_certificate.stretch(sampling),
+            power.each(len(verification_tests.NAMES)),
         )
 
     @property
@@ -158,7 +163,7 @@ class _Run:
         sampling: SamplingParams,
         new: int,
         observe: Observer | None = None,
-    ) -> list[Text]:
+    ) -> list[CertifiedText]:
         """Texts of exactly `new` tokens: stop tokens are tokens like any other here."""
         settings = [dataclasses.replace(sampling, seed=seed) for _, seed in batch]
         run = engine.run(
@@ -207,7 +212,7 @@ class _Run:
         rows = max(self.power.equality // new, 1)
         equal = 0
 
-        def decoded() -> Iterator[list[Text]]:
+        def decoded() -> Iterator[list[CertifiedText]]:
             nonlocal equal
             count = 0
             for batch in self.batches(rows, purpose, self.power.rows):
@@ -224,11 +229,11 @@ class _Run:
 
     def conditional(self) -> list[Test]:
         """Set tests, PIT and support over freshly decoded texts; verdict tests on the way."""
-        power, judged = self.power, verdicts.Verdicts(self.engine.choose_rule("none"))
+        power, judged = self.power, verification_tests.Verdicts(self.engine.choose_rule("none"))
         rows = -(-power.tokens // power.new_tokens)
         self.stats = Stats()  # from here on: the configuration under test alone
 
-        def decoded() -> Iterator[list[Text]]:
+        def decoded() -> Iterator[list[CertifiedText]]:
             count = 0
             for batch in self.batches(rows, 2, power.rows):
                 self.progress("conditional tests", count, rows * power.new_tokens)
@@ -241,7 +246,7 @@ class _Run:
     def marginal(self) -> Test:
         """Many first tokens of the prompt where target and draft differ most."""
 
-        def decoded(prompt: Prompt) -> Iterator[list[Text]]:
+        def decoded(prompt: CertifiedPrompt) -> Iterator[list[CertifiedText]]:
             count, samples = 0, self.power.samples
             for batch in self.batches(samples, 3, self.at_once):
                 self.progress("marginal test", count, samples)

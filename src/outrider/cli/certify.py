@@ -16,7 +16,7 @@ from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
 
 if TYPE_CHECKING:
-    from outrider.certify import Report
+    from outrider.certify import CertifyReport
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.speculator import Speculator
 
@@ -112,7 +112,7 @@ def command(
     raise typer.Exit(report.exit_code)
 
 
-def _print(report: "Report") -> None:
+def _print(report: "CertifyReport") -> None:
     setup = report.setup
     out.print(f"{setup['drafter']} judged by {setup['rule']}\n", style="bold", markup=False)
     for test in report.tests:
@@ -125,7 +125,7 @@ def _print(report: "Report") -> None:
     out.print(explain(report), markup=False)
 
 
-def explain(report: "Report") -> str:
+def explain(report: "CertifyReport") -> str:
     """One paragraph: what the verdict rests on."""
     found = report.detectable
     lines = [

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider import DraftModel, SamplingParams, Speculator, ops
-from outrider.certify.laws import Text, score
+from outrider.certify.laws import CertifiedText, score
 from outrider.drafters import ReferenceLookup
 from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.drafters.tree_drafting import inputs_for
@@ -45,7 +45,7 @@ class Source:
             return NgramTable(self.of, gamma)
         return DraftModel(self.of, (1,) * gamma)
 
-    def laws(self, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
+    def laws(self, texts: Sequence[CertifiedText], sampling: SamplingParams) -> Tensor:
         """[tokens, V]: the law at every emitted token, under `sampling`."""
         if isinstance(self.of, Table):
             return _table_laws(self.of, texts, sampling)
@@ -155,7 +155,7 @@ def _cut_t5(model: PreTrainedModel, keep: Sequence[int]) -> None:
     model.config.num_decoder_layers = model.decoder.config.num_layers = len(blocks)
 
 
-def _table_laws(table: Table, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
+def _table_laws(table: Table, texts: Sequence[CertifiedText], sampling: SamplingParams) -> Tensor:
     contexts = []
     back = max(table.order - 1, 1)
     for text in texts:

@@ -18,7 +18,7 @@ from outrider import (
     ops,
     verifiers,
 )
-from outrider.certify.laws import Text, score
+from outrider.certify.laws import CertifiedText, score
 from outrider.drafters.ngram_table import Table
 from outrider.engine.engine_run import EngineRun, Observer
 from outrider.lab import intervals, measure
@@ -149,11 +149,13 @@ def decoded(
     return texts, run
 
 
-def _written(pair: Speculator, batch: Sequence[Request]) -> list[Text]:
+def _written(pair: Speculator, batch: Sequence[Request]) -> list[CertifiedText]:
     plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
     texts, _ = decoded(plain, batch)
     return [
-        Text(tuple(request.prompt), tuple(text), request.sampling.seed or 0, request.inputs)
+        CertifiedText(
+            tuple(request.prompt), tuple(text), request.sampling.seed or 0, request.inputs
+        )
         for request, text in zip(batch, texts, strict=True)
     ]
 

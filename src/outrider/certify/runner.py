@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, noise, ops, verifiers
-from outrider.certify import marginal, margins
-from outrider.certify.conditional import Pool
-from outrider.certify.laws import Text, score
+from outrider.certify import marginal, near_tie_certificate
+from outrider.certify.conditional import PooledTest
+from outrider.certify.laws import CertifiedText, score
 from outrider.certify.power import Power
-from outrider.certify.report import Report, Test
-from outrider.certify.verdicts import Verdicts
+from outrider.certify.report import CertifyReport, Test
+from outrider.certify.verification_tests import Verdicts
 from outrider.drafters import Root
 from outrider.engine.engine import Engine
 from outrider.engine.outputs import StepOutput
@@ -28,20 +28,22 @@ from outrider.types import Inputs, LanguageModel
 
 Ids = Sequence[int]
 Progress = Callable[[str, int, int], None]  #: what, done, of how many
-Guess = Callable[[Sequence[Text], SamplingParams], Tensor]  #: q_BTV, to choose what to test
+Guess = Callable[
+    [Sequence[CertifiedText], SamplingParams], Tensor
+]  #: q_BTV, to choose what to test
 
 
 @dataclass(frozen=True)
-class Prompt:
+class CertifiedPrompt:
     """What a text begins with, and what its row reads besides."""
 
     tokens: tuple[int, ...]
     number: int = 0  #: among the prompts that were given
     inputs: Inputs | None = field(default=None, compare=False, repr=False)  #: encoded, one row
 
-    def text(self, new: Sequence[int], seed: int = 0) -> Text:
+    def text(self, new: Sequence[int], seed: int = 0) -> CertifiedText:
         """It continued."""
-        return Text(self.tokens, tuple(new), seed, self.inputs)
+        return CertifiedText(self.tokens, tuple(new), seed, self.inputs)
 
 
 def settings(sampling: SamplingParams | None, power: Power | None) -> tuple[SamplingParams, Power]:
@@ -55,7 +57,7 @@ def settings(sampling: SamplingParams | None, power: Power | None) -> tuple[Samp
 
 def checked(
     prompts: Sequence[Ids], target: LanguageModel, inputs: Sequence[Inputs] | None = None
-) -> list[Prompt]:
+) -> list[CertifiedPrompt]:
     """The prompts with what their rows read, encoded once; sources are made up if there are none.
 
     PromptError for what are no token ids, or for none at all, ConfigurationError for sources that
@@ -69,7 +71,7 @@ def checked(
             raise ConfigurationError(
                 f"the target reads text alone; got inputs for {len(inputs)} rows; leave them out"
             )
-        return [Prompt(tokens, number) for number, tokens in enumerate(ids)]
+        return [CertifiedPrompt(tokens, number) for number, tokens in enumerate(ids)]
     if inputs is None:
         made = target.probe(len(ids))
         assert made is not None
@@ -82,10 +84,10 @@ def checked(
         )
     with torch.inference_mode():
         rows = [target.encode(row) for row in inputs]
-    return [Prompt(*both) for both in zip(ids, range(len(ids)), rows, strict=True)]
+    return [CertifiedPrompt(*both) for both in zip(ids, range(len(ids)), rows, strict=True)]
 
 
-def rounding(target: LanguageModel, prompts: Sequence[Prompt], nodes: int) -> float:
+def rounding(target: LanguageModel, prompts: Sequence[CertifiedPrompt], nodes: int) -> float:
     """How far the target's logits move between blocks of one and of `nodes` tokens.
 
     Measured over the longest prompts; where a text begins with its source, over plain texts.
@@ -99,10 +101,10 @@ def rounding(target: LanguageModel, prompts: Sequence[Prompt], nodes: int) -> fl
         texts = _continued(texts, list(run))
     longest = max(len(text.prompt) for text in texts)
     alike = [text for text in texts if len(text.prompt) == longest]
-    return margins.tolerance(target, alike, nodes)
+    return near_tie_certificate.tolerance(target, alike, nodes)
 
 
-def _continued(texts: Sequence[Text], blocks: Sequence[StepOutput]) -> list[Text]:
+def _continued(texts: Sequence[CertifiedText], blocks: Sequence[StepOutput]) -> list[CertifiedText]:
     """Texts whose prompts are what was written, too."""
     whole = [list(text.prompt) for text in texts]
     for block in blocks:
@@ -112,14 +114,16 @@ def _continued(texts: Sequence[Text], blocks: Sequence[StepOutput]) -> list[Text
     ]
 
 
-def report(tests: Sequence[Test], power: Power, setup: dict[str, object], started: float) -> Report:
+def report(
+    tests: Sequence[Test], power: Power, setup: dict[str, object], started: float
+) -> CertifyReport:
     """All tests with the level and the power that they were made for."""
     seconds = time.perf_counter() - started
-    return Report(tuple(tests), power.level, power.power, power.effect, setup, seconds)
+    return CertifyReport(tuple(tests), power.level, power.power, power.effect, setup, seconds)
 
 
 @dataclass(frozen=True)
-class Judge:
+class CertifyRunner:
     """Tests of texts against the law of a target. Texts come in batches, decoded when asked for."""
 
     target: LanguageModel
@@ -130,7 +134,7 @@ class Judge:
     level: float  #: of each statistical test
 
     def certificate(
-        self, name: str, batches: Iterable[Sequence[Text]], sampling: SamplingParams
+        self, name: str, batches: Iterable[Sequence[CertifiedText]], sampling: SamplingParams
     ) -> Test:
         """Whether every token is the one that its law and its position's noise decide."""
         gaps, count, outside = [], 0, 0
@@ -139,19 +143,19 @@ class Judge:
             race = None
             if sampling.temperature > 0:
                 seeds = torch.tensor([t.seed for t in texts], device=scored.token_BT.device)
-                race = margins.race(scored, seeds)
-            gaps.append(margins.shortfall(scored, race))
-            outside += margins.outside(scored, self.tolerance)
+                race = near_tie_certificate.race(scored, seeds)
+            gaps.append(near_tie_certificate.shortfall(scored, race))
+            outside += near_tie_certificate.outside(scored, self.tolerance)
             count += int(scored.valid_BT.sum())
         scale = 1.0 if sampling.temperature == 0 else 1.0 / sampling.temperature
-        test = margins.certificate(name, gaps, count, self.tolerance * max(scale, 1.0))
+        test = near_tie_certificate.certificate(name, gaps, count, self.tolerance * max(scale, 1.0))
         return dataclasses.replace(test, passed=test.passed and not outside)
 
     def conditional(
-        self, batches: Iterable[Sequence[Text]], verdicts: Verdicts | None = None
+        self, batches: Iterable[Sequence[CertifiedText]], verdicts: Verdicts | None = None
     ) -> tuple[list[Test], float]:
         """Set tests, PIT and support, those of verdicts counted on the way, and alpha."""
-        pool, outside = Pool(), 0
+        pool, outside = PooledTest(), 0
         for texts in batches:
             outside += self._add(pool, texts)
         tests = pool.results(self.level, self.power.power)
@@ -160,7 +164,7 @@ class Judge:
         return [*tests, _support(outside, pool.tokens)], pool.alpha
 
     @torch.inference_mode()
-    def _add(self, pool: Pool, texts: Sequence[Text]) -> int:
+    def _add(self, pool: PooledTest, texts: Sequence[CertifiedText]) -> int:
         """Score texts into the pool; how many tokens lie outside their law's support."""
         scored = score(self.target, texts, self.sampling)
         seeds = torch.tensor([t.seed for t in texts], device=scored.token_BT.device)
@@ -170,10 +174,12 @@ class Judge:
         law = ops.probs(scored.laws)
         guess = self.guess(texts, self.sampling).to(law.device)
         pool.add(law, guess, scored.token_BT, scored.valid_BT, uniform)
-        return margins.outside(scored, self.tolerance)
+        return near_tie_certificate.outside(scored, self.tolerance)
 
     def marginal(
-        self, prompts: Sequence[Prompt], texts_of: Callable[[Prompt], Iterable[Sequence[Text]]]
+        self,
+        prompts: Sequence[CertifiedPrompt],
+        texts_of: Callable[[CertifiedPrompt], Iterable[Sequence[CertifiedText]]],
     ) -> Test:
         """Many first tokens of the prompt where target and guess differ most."""
         with torch.inference_mode():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.certify.laws import Scored, Text, pad, read
+from outrider.certify.laws import CertifiedText, Scored, pad, read
 from outrider.certify.report import Test
 from outrider.models.tree_inputs import causal
 from outrider.sampling.sampling_params import SamplingParams
@@ -22,7 +22,9 @@ QUANTILE, FACTOR = 0.9999, 2.0
 
 
 @torch.inference_mode()
-def tolerance(model: LanguageModel, texts: Sequence[Text], nodes: int, steps: int = 12) -> float:
+def tolerance(
+    model: LanguageModel, texts: Sequence[CertifiedText], nodes: int, steps: int = 12
+) -> float:
     """How far the model's logits move between blocks of one and of `nodes` tokens."""
     device = torch.device(model.device)
     tokens = pad(texts, SamplingParams(0), device).tokens_BL
