@@ -21,8 +21,8 @@ from outrider import (
 from outrider.certify import Power, certify, foreign
 from outrider.drafters import Beam, DynamicTree, Paths, Recall, StaticTree
 from outrider.drafters.shapes import optimal
-from outrider.integrations.arranged import arranged
 from outrider.integrations.generate import speculative
+from outrider.integrations.generate_setup import generate_setup
 from outrider.keywords import load_arguments
 from outrider.loading import load
 from outrider.models import adapt
@@ -165,11 +165,11 @@ def test_load(settings, parts):
 def test_without_a_draft_model_there_is_one_default():
     fixed = {"planner": "fixed"}
     assert load(llama(), **PLAIN, **fixed).engine.drafter == Recall()
-    assert arranged(llama(), fixed).engine.drafter == Recall()
+    assert generate_setup(llama(), fixed).engine.drafter == Recall()
     planned = load(llama(), **PLAIN).engine.drafter
-    assert planned == arranged(llama(), {}).engine.drafter == Recall(16, 16)
+    assert planned == generate_setup(llama(), {}).engine.drafter == Recall(16, 16)
     lookup = load(llama(), ngram=(1, 4), **PLAIN).engine.drafter
-    assert lookup == arranged(llama(), {"ngram": (1, 4)}).engine.drafter == PromptLookup(16)
+    assert lookup == generate_setup(llama(), {"ngram": (1, 4)}).engine.drafter == PromptLookup(16)
 
 
 @pytest.mark.parametrize("given", [3, (1, 2, 3), (4, 1), (0, 3), "14", (1, 2.0)])
@@ -369,7 +369,7 @@ def test_long_values_do_not_fill_the_screen():
 def test_settings_of_generate_name_what_they_cannot_use():
     for drafter in (PromptLookup(4), 5):
         with refused("drafter must be a name"):
-            arranged(llama(), {"drafter": drafter})
+            generate_setup(llama(), {"drafter": drafter})
 
 
 def test_classes_are_no_drafters_or_rules():

@@ -10,7 +10,7 @@ import torch
 from outrider import ConfigurationError, SamplingParams, Stop, load, verifiers
 from outrider.certify import matrix
 from outrider.drafters import DRAFTERS, DrafterParts, DraftOptions, Recipe, make
-from outrider.integrations.generate import Speculative, speculative
+from outrider.integrations.generate import SpeculativeGenerate, speculative
 from outrider.keywords import load_arguments
 from tiny import llama, pair, perturbed
 
@@ -119,7 +119,7 @@ def test_a_drafter_of_the_documentation_is_certified_with_every_rule(echo):
 def test_a_drafter_of_the_documentation_runs_behind_generate(echo):
     model = llama()
     expected = model.generate(IDS, do_sample=False, max_new_tokens=12)
-    call = Speculative(drafter="echo")
+    call = SpeculativeGenerate(drafter="echo")
     for how in ({"custom_generate": call}, {"custom_generate": speculative, "drafter": "echo"}):
         assert torch.equal(model.generate(IDS, do_sample=False, max_new_tokens=12, **how), expected)
     assert call.stats.drafted > 0
@@ -198,7 +198,7 @@ def test_the_option_of_a_rule_changes_what_it_accepts(ways, outrider):
     for value in (0.01, 1.0):
         setting = {"rule": "lenience", "rule_options": {"lenience": value}}
         for given in (setting, {"speculative_config": setting}):
-            call = Speculative(draft_model=draft)
+            call = SpeculativeGenerate(draft_model=draft)
             torch.manual_seed(0)
             model.generate(IDS, custom_generate=call, do_sample=True, max_new_tokens=32, **given)
             accepted.append(call.stats.draft_acceptance_rate)
@@ -215,7 +215,7 @@ def test_the_shape_of_any_drafter_can_be_asked_behind_generate():
         {"drafter": "paths", "draft_model": [draft, model], "width": 4},
     ):
         given = {"draft_model": draft} | given
-        call = Speculative(**given)
+        call = SpeculativeGenerate(**given)
         fast = model.generate(
             IDS, custom_generate=speculative, do_sample=False, max_new_tokens=12, **given
         )

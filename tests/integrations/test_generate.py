@@ -24,7 +24,7 @@ from transformers.generation import (
 
 from outrider.drafters.ngram_table import count
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.integrations.generate import Speculative, generate, speculative
+from outrider.integrations.generate import SpeculativeGenerate, generate, speculative
 from outrider.keywords import load_arguments
 from outrider.shipped import shipped
 
@@ -130,7 +130,7 @@ def test_twenty_prompts_equal_plain_generate(pair, plainly, way, drafting):
         "lookup": {"prompt_lookup_num_tokens": 4},
         "table": {"drafter": "ngram_table", "table": count(list(range(size)) * 3, size)},
     }[drafting]
-    call = Speculative()
+    call = SpeculativeGenerate()
     accepted = 0
     for ids, plain in zip(prompts(), plainly(way), strict=True):
         fast = target.generate(ids, custom_generate=call, **how, **OUTPUTS, **more)

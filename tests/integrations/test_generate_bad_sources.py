@@ -9,7 +9,7 @@ from transformers import BartConfig, BartForCausalLM, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.errors import ConfigurationError, PromptError, VocabularyMismatch
-from outrider.integrations.generate import Speculative, speculative
+from outrider.integrations.generate import SpeculativeGenerate, speculative
 from tiny import llama
 
 SHORT = {"max_new_tokens": 4, "custom_generate": speculative}
@@ -40,7 +40,7 @@ def test_a_draft_with_an_encoder_needs_something_to_read():
         {"draft_inputs": batch()},
         {"draft_inputs": batch()["input_ids"]},
     ):
-        call = Speculative()
+        call = SpeculativeGenerate()
         assert torch.equal(target.generate(custom_generate=call, **how, **more), plain)
         assert call.stats.accepted > 10
 
@@ -126,7 +126,7 @@ def test_a_decoder_alone_drafts_on_the_targets_states():
     draft = BartForCausalLM(config).eval()
     draft.model.decoder.load_state_dict(near.model.decoder.state_dict())
     draft.lm_head.weight = near.lm_head.weight
-    call = Speculative(draft_model=draft)
+    call = SpeculativeGenerate(draft_model=draft)
     fast = target.generate(**batch(), max_new_tokens=16, custom_generate=call)
     assert torch.equal(fast, target.generate(**batch(), max_new_tokens=16))
     assert call.stats.accepted > 10

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_pairs import FAMILIES, batch, pair
 
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
 from outrider.testing import llama
 
 SETTINGS = {
@@ -29,7 +29,7 @@ def same(model, inputs, drafting, **how):
     how = {"max_new_tokens": 12, "do_sample": False} | how
     told = {"return_dict_in_generate": True, "output_scores": True}
     plain = model.generate(**inputs, **how, **told)
-    call = Speculative(**drafting)
+    call = SpeculativeGenerate(**drafting)
     fast = model.generate(**inputs, custom_generate=call, **how, **told)
     assert torch.equal(fast.sequences, plain.sequences)
     torch.testing.assert_close(fast.sequences_scores, plain.sequences_scores, rtol=1e-4, atol=1e-4)
@@ -90,7 +90,7 @@ def test_the_encoder_runs_once():
     calls = []
     handle = target.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     try:
-        call = Speculative(drafter="root")
+        call = SpeculativeGenerate(drafter="root")
         target.generate(**batch(), custom_generate=call, num_beams=4, max_new_tokens=8)
     finally:
         handle.remove()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.errors import ConfigurationError
-from outrider.integrations.generate import Speculative, speculative
+from outrider.integrations.generate import SpeculativeGenerate, speculative
 from tiny_heads import eagle3, original, speculators, target
 
 
@@ -15,7 +15,7 @@ def test_greedy_text_is_the_models_own(tmp_path, layout, settings):
     ids = torch.tensor([[0, 0, 5, 9], [7, 3, 11, 4], [0, 2, 2, 8]])
     given = {"attention_mask": (ids > 0).long(), "max_new_tokens": 12, "do_sample": False}
     own = model.generate(ids, **given, pad_token_id=0)
-    call = Speculative(draft_model=str(folder), **settings)
+    call = SpeculativeGenerate(draft_model=str(folder), **settings)
     assert torch.equal(model.generate(ids, **given, pad_token_id=0, custom_generate=call), own)
     assert call.stats.drafted
     model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())  # read anew

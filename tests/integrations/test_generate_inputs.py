@@ -20,7 +20,7 @@ from transformers import (
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from outrider.errors import ConfigurationError
-from outrider.integrations.generate import Speculative, generate, speculative
+from outrider.integrations.generate import SpeculativeGenerate, generate, speculative
 
 GREEDY = {"do_sample": False, "max_new_tokens": 20}
 
@@ -204,7 +204,10 @@ def test_arguments_that_transformers_keeps_to_itself_are_refused_with_their_name
     """They never reach a custom function: an ignored draft model would only be slow."""
     with pytest.raises(ConfigurationError, match=r"assistant_model= .* pass draft_model="):
         target.generate(
-            prompts(), custom_generate=Speculative(), assistant_model=draft, max_new_tokens=4
+            prompts(),
+            custom_generate=SpeculativeGenerate(),
+            assistant_model=draft,
+            max_new_tokens=4,
         )
     streamer = Streamer()
     with pytest.raises(ConfigurationError, match=r"streamer= .* pass out_streamer="):

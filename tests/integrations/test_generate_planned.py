@@ -8,8 +8,8 @@ from families import FAMILIES, build
 
 from outrider.costs import Costs
 from outrider.engine.speculation_policy import Adaptive, FixedLength, measure
-from outrider.integrations.arranged import arranged
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
+from outrider.integrations.generate_setup import generate_setup
 
 PROMPT = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
 
@@ -21,7 +21,7 @@ def pair():
 
 
 def written(model, **settings):
-    ours = Speculative(**settings)
+    ours = SpeculativeGenerate(**settings)
     text = model.generate(PROMPT, custom_generate=ours, do_sample=False, max_new_tokens=24)
     assert torch.equal(text, model.generate(PROMPT, do_sample=False, max_new_tokens=24))
     return ours.stats
@@ -42,9 +42,9 @@ def test_costs_are_measured_in_the_first_call_and_kept_for_the_model(pair, monke
 
 def test_a_number_or_a_name_switches_it_off(pair):
     target, draft = pair
-    assert isinstance(arranged(target, {"draft": draft}).engine.planner, Adaptive)
+    assert isinstance(generate_setup(target, {"draft": draft}).engine.planner, Adaptive)
     for settings in ({"num_speculative_tokens": 3}, {"planner": "fixed"}):
-        engine = arranged(target, {"draft": draft} | settings).engine
+        engine = generate_setup(target, {"draft": draft} | settings).engine
         assert isinstance(engine.planner, FixedLength)
     assert written(target, draft_model=draft, num_speculative_tokens=3).sizes.keys() <= {1, 2, 3, 4}
 

@@ -9,8 +9,8 @@ from scipy.stats import chisquare
 from tiny_pairs import EOS, FAMILIES, VOCAB, batch, pair
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 
-from outrider.integrations import sources
-from outrider.integrations.generate import Speculative, speculative
+from outrider.integrations import encoder_inputs
+from outrider.integrations.generate import SpeculativeGenerate, speculative
 
 OUTPUTS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 WAYS = {
@@ -48,7 +48,7 @@ def same(fast, plain):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padded_batches_equal_plain_generate(family, drafting):
     target, draft = pair(family)
-    call, accepted = Speculative(), 0
+    call, accepted = SpeculativeGenerate(), 0
     for way in WAYS.values():
         how = {"max_new_tokens": 16, **way, **OUTPUTS, **batch()}
         plain = target.generate(**how)
@@ -87,9 +87,9 @@ def test_states_of_other_rows_are_noticed(family, monkeypatch):
     target, draft = pair(family)
     how = {"max_new_tokens": 16, **batch()}
     plain = target.generate(**how)
-    right = sources._encoded
+    right = encoder_inputs._encoded
     monkeypatch.setattr(
-        sources, "_encoded", lambda *given: right(*given).take([1, 2, 0]), raising=True
+        encoder_inputs, "_encoded", lambda *given: right(*given).take([1, 2, 0]), raising=True
     )
     wrong = target.generate(custom_generate=speculative, draft_model=draft, **how)
     assert not torch.equal(wrong, plain)
@@ -129,7 +129,7 @@ def test_several_sequences_of_one_source():
     """The largest alone is left to draw: every sequence is the greedy one of its own source."""
     target, draft = pair("bart")
     greedy = target.generate(**batch(), max_new_tokens=16)
-    call = Speculative(draft_model=draft, num_speculative_tokens=3)
+    call = SpeculativeGenerate(draft_model=draft, num_speculative_tokens=3)
     how = {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "max_new_tokens": 16}
     fast = target.generate(**batch(), custom_generate=call, **how, encoder_no_repeat_ngram_size=9)
     assert torch.equal(fast, greedy.repeat_interleave(2, 0))
@@ -183,7 +183,7 @@ def test_sampled_sequences_follow_the_law(drafting):
 def test_layers_of_the_target_draft_on_its_states(family):
     target, _ = pair(family)
     plain = target.generate(**batch(), max_new_tokens=16)
-    call = Speculative(draft_layers=(0,))
+    call = SpeculativeGenerate(draft_layers=(0,))
     how = {**batch(), "max_new_tokens": 16, "custom_generate": call}
     target.generate(**how)  # checked when it is first seen
     with Counting(target) as mine:

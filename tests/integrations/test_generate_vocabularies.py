@@ -5,7 +5,7 @@ import torch
 
 from letters import DRAFT, TARGET, Letters
 from outrider import ConfigurationError
-from outrider.integrations.generate import Speculative, generate, speculative
+from outrider.integrations.generate import SpeculativeGenerate, generate, speculative
 from tiny import llama, perturbed
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
@@ -34,7 +34,7 @@ def test_greedy_text_is_plain_generates_and_drafts_are_kept(target, draft):
     assert torch.equal(made, plain)
     assert speculative.stats.accepted > 0
     assert torch.equal(generate(target, prompts(), assistant_model=draft, **WORDS, **GREEDY), plain)
-    fixed = Speculative(draft_model=draft, drafter="string_match", **WORDS)
+    fixed = SpeculativeGenerate(draft_model=draft, drafter="string_match", **WORDS)
     assert torch.equal(target.generate(prompts(), custom_generate=fixed, **GREEDY), plain)
     with pytest.raises(ConfigurationError, match="drafter 'string_match' has no use for branching"):
         target.generate(prompts(), custom_generate=fixed, branching=(2, 1), **GREEDY)
@@ -42,7 +42,9 @@ def test_greedy_text_is_plain_generates_and_drafts_are_kept(target, draft):
 
 def test_trees_over_common_tokens_and_sampling(target, draft):
     plain = target.generate(prompts(), **GREEDY)
-    shaped = Speculative(draft_model=draft, drafter="draft_model", branching=(2, 2), **WORDS)
+    shaped = SpeculativeGenerate(
+        draft_model=draft, drafter="draft_model", branching=(2, 2), **WORDS
+    )
     assert torch.equal(target.generate(prompts(), custom_generate=shaped, **GREEDY), plain)
     sampled = {**GREEDY, "do_sample": True, "top_k": 0}
     made = target.generate(prompts(), custom_generate=shaped, **sampled)
@@ -52,7 +54,7 @@ def test_trees_over_common_tokens_and_sampling(target, draft):
 
 def test_one_vocabulary_twice_is_no_translation(target, draft):
     same = {"tokenizer": Letters(TARGET), "assistant_tokenizer": Letters(TARGET)}
-    shaped = Speculative(draft_model=draft, branching=(2, 2), **same)
+    shaped = SpeculativeGenerate(draft_model=draft, branching=(2, 2), **same)
     made = target.generate(prompts(), custom_generate=shaped, **GREEDY)
     assert torch.equal(made, target.generate(prompts(), **GREEDY))
 

@@ -10,9 +10,9 @@ from transformers import WhisperForCausalLM
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 from outrider.errors import ConfigurationError
-from outrider.integrations import call as calls
-from outrider.integrations import sources
-from outrider.integrations.generate import Speculative, speculative
+from outrider.integrations import encoder_inputs
+from outrider.integrations import generate_call as calls
+from outrider.integrations.generate import SpeculativeGenerate, speculative
 
 SHORT, LONG = (1.0, 0.6), (2.3, 1.4)
 CONDITIONED = {"condition_on_prev_tokens": True, "return_timestamps": True}
@@ -59,7 +59,7 @@ def both(model, way, **drafting):
     seconds, how = WAYS[way] if isinstance(way, str) else way
     frames, mask = features(seconds)
     how = {"language": "en", "attention_mask": mask} | how
-    call, results = Speculative(**drafting), []
+    call, results = SpeculativeGenerate(**drafting), []
     for custom in (None, call):
         torch.manual_seed(0)
         results.append(model.generate(frames, custom_generate=custom, **how))
@@ -109,7 +109,7 @@ def test_every_window_copies_from_the_reference_of_its_recording():
     texts = plain.tolist()
     steps = {}
     for name, reference in (("own", texts), ("another's", [texts[1], texts[2], texts[0]])):
-        call = Speculative(drafter="reference_lookup", ngram=(3, 8))
+        call = SpeculativeGenerate(drafter="reference_lookup", ngram=(3, 8))
         fast = model.generate(frames, custom_generate=call, reference=reference, **how)
         same(fast, plain)
         steps[name] = call.total.steps
@@ -139,8 +139,8 @@ def _rolled(encoded):
 
 
 def test_the_wrong_states_are_noticed(monkeypatch):
-    right = sources._encoded
-    monkeypatch.setattr(sources, "_encoded", lambda *given: _rolled(right(*given)))
+    right = encoder_inputs._encoded
+    monkeypatch.setattr(encoder_inputs, "_encoded", lambda *given: _rolled(right(*given)))
     plain, wrong, _ = both(whisper(), "long", drafter="root")
     assert plain.shape != wrong.shape or not torch.equal(plain, wrong)
 
@@ -170,7 +170,7 @@ def heard(model, custom):
 
 def test_silence_is_judged_on_states_that_are_there():
     model = whisper()
-    speculative_call = Speculative(drafter="root")
+    speculative_call = SpeculativeGenerate(drafter="root")
     heard(model, speculative_call)  # checked when it is first seen
     plain, calls = heard(model, None)
     fast, mine = heard(model, speculative_call)
@@ -188,7 +188,7 @@ def test_silence_without_a_language_is_read_from_the_first_scores():
     how = {"attention_mask": mask, **THRESHOLDS}
     try:
         plain = model.generate(frames, **how)
-        fast = model.generate(frames, custom_generate=Speculative(drafter="root"), **how)
+        fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="root"), **how)
     finally:
         model.generation_config.is_multilingual = True
     same(fast["sequences"], plain["sequences"])
@@ -218,7 +218,7 @@ def test_a_draft_that_hears_other_frames():
         model.generate(frames, custom_generate=speculative, draft_model=other, **how)
     drafted = {}
     for name, given in (("same", {"input_features": frames}), ("rolled", frames.roll(1, 0))):
-        call, how["draft_inputs"] = Speculative(draft_model=perturbed(model)), given
+        call, how["draft_inputs"] = SpeculativeGenerate(draft_model=perturbed(model)), given
         fast = model.generate(frames, custom_generate=call, **how)
         same(fast, plain)
         drafted[name] = call.total.draft_acceptance_rate
@@ -246,6 +246,6 @@ def test_attention_weights_of_words_are_cut_as_plain_decodings():
     how = {"language": "en", "return_dict_in_generate": True, "output_attentions": True}
     how["force_unique_generate_call"] = True
     plain = model.generate(frames, **how)
-    fast = model.generate(frames, custom_generate=Speculative(drafter="root"), **how)
+    fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="root"), **how)
     for name in ("cross_attentions", "decoder_attentions"):
         same(getattr(fast, name), getattr(plain, name))

@@ -7,7 +7,7 @@ import pytest
 import transformers
 from spoken_whisper import extractor, perturbed, tokenizer, whisper
 
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
 
 
 def sound(seconds, seed=0):
@@ -55,7 +55,7 @@ def quiet(monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_the_speech_pipeline_gives_the_same_text(case):
     given, how = CASES[case]
-    call = Speculative(draft_model=perturbed(whisper()))
+    call = SpeculativeGenerate(draft_model=perturbed(whisper()))
     plain = {"num_beams": 1, "language": "en"}
     texts = [
         asr()(given, generate_kwargs={**plain, **more}, **how)
@@ -69,7 +69,7 @@ def test_the_speech_pipeline_gives_the_same_text(case):
 def test_the_beams_that_the_pipeline_asks_for_by_itself(case):
     """It has five unless told otherwise."""
     given, how = CASES[case]
-    call = Speculative(drafter="root")
+    call = SpeculativeGenerate(drafter="root")
     texts = [
         asr()(given, generate_kwargs={"language": "en", **more}, **how)
         for more in ({}, {"custom_generate": call}, {"num_beams": 1})

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from outrider import verifiers
 from outrider.errors import ConfigurationError
 from outrider.integrations.vllm import judge_by, patch
-from outrider.integrations.vllm.judging import Drafted, judged
+from outrider.integrations.vllm.verification import VllmDraft, judged
 
 V, DEPTH, ROWS, TEMPERATURE = 3, 2, 2500, 0.7
 
@@ -65,7 +65,7 @@ class Texts:
         ]
         bonus = self.follow(self.drafts, self.counts)
         probs = None if self.placed else each[1]
-        return Drafted(
+        return VllmDraft(
             self.drafts[there].int(),
             self.counts.tolist(),
             each[0] / temperature,
@@ -121,7 +121,7 @@ def test_block_verification_keeps_more_than_rejection():
 
 LOGITS = torch.tensor([[0.0, 5, 1], [3, 0, 1], [0, 0, 9], [7, 0, 0], [0, 8, 0]])
 #: rows of 2, 0, 2 and 1 drafted tokens; the third row's draft ends before its second token
-GREEDY = Drafted(
+GREEDY = VllmDraft(
     torch.tensor([1, 0, 2, -1, 0], dtype=torch.int32),
     [2, 0, 2, 1],
     LOGITS,
@@ -149,7 +149,7 @@ def test_greedy_rows_beside_drawn_ones_stay_greedy():
 def test_a_row_with_a_seed_writes_the_same_beside_others():
     def first(others):
         few = torch.zeros(sum(others), V)
-        asked = Drafted(
+        asked = VllmDraft(
             torch.tensor([0, 1, *[2] * len(few)]),
             [2, *others],
             torch.cat([torch.zeros(2, V), few]),

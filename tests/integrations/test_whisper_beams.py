@@ -7,7 +7,7 @@ from spoken_whisper import features, perturbed, whisper
 from test_generate_whisper import LONG, SHORT, THRESHOLDS, WAYS, both, same
 
 from outrider.integrations import kept_beams
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
 
 BEAMS = {"num_beams": 4}
 DRAFTING = {
@@ -92,7 +92,7 @@ def test_silence_of_an_english_model_is_told_for_every_beam():
     how = {"attention_mask": mask, **THRESHOLDS, **BEAMS}
     try:
         plain = model.generate(frames, **how)
-        fast = model.generate(frames, custom_generate=Speculative(drafter="root"), **how)
+        fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="root"), **how)
     finally:
         model.generation_config.is_multilingual = True
     same(fast["sequences"], plain["sequences"])

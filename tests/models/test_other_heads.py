@@ -15,7 +15,7 @@ from outrider.engine.batch import begin
 from outrider.engine.beam_search.decode import search
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
 from outrider.models import TransformersRunner, TreeDecoder
 from outrider.models.heads import (
     AutoregressiveHead,
@@ -87,7 +87,7 @@ def test_folders_of_blockwise_heads(tmp_path):
     assert decode(speculator.engine, PROMPTS, sampling, StopConditions(12))[0] == own
     ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
     given = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    call = Speculative(draft_model=str(tmp_path))
+    call = SpeculativeGenerate(draft_model=str(tmp_path))
     assert torch.equal(
         model.generate(ids, **given, custom_generate=call), model.generate(ids, **given)
     )

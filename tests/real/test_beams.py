@@ -24,7 +24,7 @@ from outrider import Beams, Request, Root, SamplingParams, Stop, StopConditions
 from outrider.drafters import ReferenceLookup
 from outrider.engine.beam_search.decode import search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
 from outrider.models import adapt
 from outrider.types import Inputs
 
@@ -45,7 +45,9 @@ def test_a_chat_model(smollm2):
     start = ids["input_ids"].shape[1]
     for one, line in zip(found.completions, expected[:, start:].tolist(), strict=True):
         assert one.token_ids == line[: len(one.token_ids)]
-    fast = network.generate(**ids, **how, custom_generate=Speculative(drafter="prompt_lookup"))
+    fast = network.generate(
+        **ids, **how, custom_generate=SpeculativeGenerate(drafter="prompt_lookup")
+    )
     assert torch.equal(fast, expected)
 
 
@@ -128,7 +130,7 @@ def test_the_speech_pipeline_as_it_comes(whisper, speech, way):
         tokenizer=transformers.AutoTokenizer.from_pretrained(whisper, pad_token="<|endoftext|>"),
         feature_extractor=WhisperFeatureExtractor.from_pretrained(whisper),
     )
-    call = Speculative(drafter="root")
+    call = SpeculativeGenerate(drafter="root")
     told = [
         asr(np.concatenate(recordings), generate_kwargs={"language": "en", **more}, **how)
         for more in ({}, {"custom_generate": call})

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outrider
 from outrider import DraftModel, SamplingParams, Stop
 from outrider.drafters import StringMatch
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
 from outrider.shipped import shipped
 
 pytestmark = pytest.mark.real
@@ -51,7 +51,7 @@ def test_generate_takes_both_tokenizers(smollm2):
     ours, theirs = (AutoTokenizer.from_pretrained(where) for where in (smollm2, shipped("draft")))
     inputs = ours(PROMPTS[:1], return_tensors="pt")
     how = {"do_sample": False, "max_new_tokens": 24}
-    drafts = Speculative(draft_model=draft, num_speculative_tokens=4)
+    drafts = SpeculativeGenerate(draft_model=draft, num_speculative_tokens=4)
     made = target.generate(
         **inputs, custom_generate=drafts, tokenizer=ours, assistant_tokenizer=theirs, **how
     )

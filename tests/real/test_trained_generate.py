@@ -14,7 +14,7 @@ import transformers
 from scipy.signal import resample_poly
 from transformers import GenerationMixin, WhisperForConditionalGeneration
 
-from outrider.integrations.generate import Speculative
+from outrider.integrations.generate import SpeculativeGenerate
 
 pytestmark = pytest.mark.real
 
@@ -86,7 +86,7 @@ def test_long_recordings(whisper, sounds, way):
     )
     how = {**frames, "language": "en", "return_timestamps": True, **LONG[way]}
     plain = model.generate(**how)
-    call = Speculative(drafter="reference_lookup")
+    call = SpeculativeGenerate(drafter="reference_lookup")
     fast = model.generate(custom_generate=call, reference=plain[0].tolist(), **how)
     assert torch.equal(fast, plain)
     assert call.total.mean_acceptance_length > 2.5
@@ -101,7 +101,7 @@ def test_the_pipeline(whisper, sounds):
         tokenizer=tokenizer,
         feature_extractor=processor,
     )
-    call = Speculative()
+    call = SpeculativeGenerate()
     for given, how in (
         (sounds[:2], {"batch_size": 2}),
         (long_recording(sounds), {"chunk_length_s": 20, "batch_size": 2, "ignore_warning": True}),
@@ -125,7 +125,7 @@ def test_assisted_decoding_drops_the_rule_that_ours_keeps(whisper):
     banned = model.generation_config.begin_suppress_tokens
     first = {
         "plain": model.generate(**how).scores[0][0, banned],
-        "ours": model.generate(custom_generate=Speculative(), **how).scores[0][0, banned],
+        "ours": model.generate(custom_generate=SpeculativeGenerate(), **how).scores[0][0, banned],
         "assisted": model.generate(assistant_model=model, **how).scores[0][0, banned],
     }
     model.generation_config.force_unique_generate_call = None
@@ -140,7 +140,7 @@ def test_molecules(annalog_wheel):
     longest = max(map(len, sources))
     ids = torch.tensor([[*ids, *[annalog.PAD] * (longest - len(ids))] for ids in sources])
     how = {"attention_mask": (ids != annalog.PAD).long(), "max_new_tokens": 60}
-    call = Speculative(drafter="reference_lookup")
+    call = SpeculativeGenerate(drafter="reference_lookup")
     for more in ({}, {"encoder_no_repeat_ngram_size": 6}, {"min_length": 20}):
         plain = GenerationMixin.generate(model, ids, **how, **more)
         fast = GenerationMixin.generate(model, ids, custom_generate=call, **how, **more)

@@ -21,7 +21,7 @@ from outrider.stats import Stats
 
 
 @dataclass(frozen=True)
-class Completion:
+class TimedCompletion:
     """Tokens of one call, its whole time, and how often the target yielded tokens in it."""
 
     token_ids: list[int]
@@ -63,7 +63,7 @@ class Stock:
 
     def run(
         self, prompt: Sequence[int], how: SamplingParams, most: int, **more: object
-    ) -> Completion:
+    ) -> TimedCompletion:
         """One call of `generate`, from prompt to last token."""
         ids = torch.tensor([list(prompt)], device=self.target.device)
         law: dict[str, object] = {"do_sample": False}
@@ -88,11 +88,11 @@ class Stock:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-        return Completion(out[0, len(prompt) :].tolist(), seconds, self.calls - before)
+        return TimedCompletion(out[0, len(prompt) :].tolist(), seconds, self.calls - before)
 
     def assisted(
         self, prompt: Sequence[int], how: SamplingParams, most: int, count: int | None
-    ) -> Completion:
+    ) -> TimedCompletion:
         """Assisted generation with transformers' defaults, or a fixed number of drafted tokens."""
         if self.draft is None:
             return self.run(prompt, how, most, prompt_lookup_num_tokens=count or 10)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import generation as hf
 
 from outrider.errors import ConfigurationError
-from outrider.integrations.native import ids_of
+from outrider.integrations.logits_processor_mapping import ids_of
 from outrider.models.config import read
 
 #: Criteria that give the same answer for a row alone.
@@ -48,7 +48,7 @@ class Criteria:
         self.together = [c for c in others if c not in self.alone]
 
 
-class Judge:
+class CriteriaJudge:
     """Tokens of every row and where the rows end."""
 
     def __init__(

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from outrider import arguments
 from outrider.drafters import models
 from outrider.errors import ConfigurationError
-from outrider.integrations.driven import driven, runner
+from outrider.integrations.wrapped_models import driven, runner
 from outrider.models import (
     TreeDecoder,
     heads,

@@ -28,12 +28,12 @@ from transformers import generation as hf
 
 from outrider.drafters import models
 from outrider.errors import ConfigurationError
-from outrider.integrations.decoded import Asked, Result, decoded
-from outrider.integrations.driven import named
+from outrider.integrations.encoder_inputs import EncoderInputs, EncoderSources
 from outrider.integrations.inputs import kept_back
 from outrider.integrations.references import Ids
-from outrider.integrations.sources import EncoderInputs, Given
+from outrider.integrations.run_generate import GenerateInputs, Result, decoded
 from outrider.integrations.windows import windows_of
+from outrider.integrations.wrapped_models import named
 from outrider.keywords import KNOWN, OURS, load_arguments
 from outrider.models.model_lock import evaluating
 from outrider.stats import Stats
@@ -42,7 +42,7 @@ from outrider.stats import Stats
 SETTINGS = ("draft_model", *(name for name in OURS if name != "draft"))
 
 
-class Speculative:
+class SpeculativeGenerate:
     """A callable for `custom_generate`; keyword arguments fix settings for all its calls.
 
     `stats` holds the last call's statistics, `total` those of all calls: Whisper's `generate` calls
@@ -89,13 +89,13 @@ class Speculative:
             for one in (model, *models(found.get("draft"))):
                 if isinstance(one, torch.nn.Module):  # dropout would make every pass another law
                     after.enter_context(evaluating(one))
-            call = Asked(
+            call = GenerateInputs(
                 input_ids,
                 list(logits_processor or ()),
                 list(stopping_criteria or ()),
                 generation_config,
                 keywords,
-                Given(inputs_tensor, source_ids, draft_inputs, windows_of(caller)),
+                EncoderSources(inputs_tensor, source_ids, draft_inputs, windows_of(caller)),
                 reference,
                 out_streamer,
             )
@@ -105,11 +105,11 @@ class Speculative:
 
 
 def _signature() -> inspect.Signature:
-    """`Speculative.__call__` with every setting spelt out.
+    """`SpeculativeGenerate.__call__` with every setting spelt out.
 
     transformers' `generate` hands a custom function those keywords that its signature names.
     """
-    parameters = list(inspect.signature(Speculative.__call__).parameters.values())
+    parameters = list(inspect.signature(SpeculativeGenerate.__call__).parameters.values())
     ahead, rest = parameters[1:-1], parameters[-1]  # without self
     by_name = inspect.Parameter.KEYWORD_ONLY
     spelt = [inspect.Parameter(name, by_name, default=None) for name in SETTINGS]
@@ -117,7 +117,7 @@ def _signature() -> inspect.Signature:
 
 
 #: The same with nothing fixed in advance.
-speculative = Speculative()
+speculative = SpeculativeGenerate()
 
 
 def generate(model: PreTrainedModel, inputs: Tensor | None = None, /, **keywords: Any) -> Result:
@@ -143,7 +143,7 @@ def generate(model: PreTrainedModel, inputs: Tensor | None = None, /, **keywords
         criteria = hf.StoppingCriteriaList(keywords.get("stopping_criteria") or ())
         criteria.append(hf.StopStringCriteria(tokenizer, strings))
         keywords["stopping_criteria"] = criteria
-    result: Result = model.generate(custom_generate=Speculative(**own), **keywords)
+    result: Result = model.generate(custom_generate=SpeculativeGenerate(**own), **keywords)
     return result
 
 
@@ -162,4 +162,4 @@ def _stop_strings(model: PreTrainedModel, keywords: dict[str, Any]) -> str | lis
     return strings
 
 
-__all__ = ["KNOWN", "Speculative", "generate", "speculative"]
+__all__ = ["KNOWN", "SpeculativeGenerate", "generate", "speculative"]

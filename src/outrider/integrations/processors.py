@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from torch import Tensor
 from transformers import generation as hf
 
-from outrider.integrations.native import MASKED, Fields, Prompts, native
+from outrider.integrations.logits_processor_mapping import (
+    MASKED,
+    Fields,
+    Prompts,
+    native,
+)
 
 
 def settings(processors: Sequence[hf.LogitsProcessor], do_sample: bool, prompts: Prompts) -> Fields:

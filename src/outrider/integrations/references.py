@@ -9,7 +9,7 @@ from outrider import arguments
 from outrider.drafters import ReferenceLookup
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError
-from outrider.integrations.windows import Windows
+from outrider.integrations.windows import GenerateWindows
 from outrider.types import Drafter, Inputs
 
 #: Token ids: one list, or a list for each prompt.
@@ -17,7 +17,7 @@ Ids: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
 def references(
-    given: Ids | None, rows: int, windows: Windows | None = None
+    given: Ids | None, rows: int, windows: GenerateWindows | None = None
 ) -> list[Sequence[int]] | None:
     """Tokens that each row may copy from.
 

@@ -43,7 +43,7 @@ Sampler = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass
-class Calls:
+class PatchedCalls:
     """How often the replacement ran, and what it accepted."""
 
     count: int = 0
@@ -52,15 +52,15 @@ class Calls:
 
 
 _original: Sampler | None = None
-_calls = Calls()
+_calls = PatchedCalls()
 
 
-def patch() -> Calls:
+def patch() -> PatchedCalls:
     """Replace transformers' function until `unpatch`. Returns live counts of the calls."""
     global _original, _calls
     if _original is None:
         _original = checked()
-        _calls = Calls()
+        _calls = PatchedCalls()
         setattr(_utils, NAME, speculative_sampling)
     return _calls
 
@@ -74,7 +74,7 @@ def unpatch() -> None:
 
 
 @contextmanager
-def patched() -> Iterator[Calls]:
+def patched() -> Iterator[PatchedCalls]:
     """Replace transformers' function inside a block."""
     outer = _original is not None
     calls = patch()

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _FAR = 8  #: frames between a custom function and Whisper's `generate`
 
 
-class Windows(NamedTuple):
+class GenerateWindows(NamedTuple):
     """The rows of one call."""
 
     rows: list[int]  #: the recording of each
@@ -27,7 +27,7 @@ class Windows(NamedTuple):
         return [each[row * len(each) // self.recordings] for row in self.rows]
 
 
-def windows_of(caller: FrameType | None) -> Windows | None:
+def windows_of(caller: FrameType | None) -> GenerateWindows | None:
     """The windows that a call is about; None if it is not Whisper's `generate` that calls."""
     method = WhisperGenerationMixin.generate_with_fallback.__code__
     for _ in range(_FAR):
@@ -38,4 +38,4 @@ def windows_of(caller: FrameType | None) -> Windows | None:
         return None
     seek, recordings = caller.f_locals["seek"].tolist(), caller.f_locals["batch_idx_map"]
     rows = [recordings[row] for row in caller.f_locals["fallback_index_map"]]
-    return Windows(rows, [seek[row] for row in rows], len(seek))
+    return GenerateWindows(rows, [seek[row] for row in rows], len(seek))

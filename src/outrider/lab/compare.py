@@ -14,7 +14,7 @@ from outrider import arguments
 from outrider.certify.report import Row
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
-from outrider.integrations.arms import Completion, Stock
+from outrider.integrations.arms import Stock, TimedCompletion
 from outrider.lab import measure
 from outrider.lab.intervals import Interval
 from outrider.lab.machine import environment
@@ -103,14 +103,14 @@ class Table:
 
     temperature: float
     dtype: str
-    trials: list[Trial[Completion]] = field(default_factory=list)
+    trials: list[Trial[TimedCompletion]] = field(default_factory=list)
 
     def arms(self, family: str | None = None) -> list[str]:
         """Arm names in order of appearance, of one family (what stands before the colon)."""
         names = list(dict.fromkeys(trial.arm for trial in self.trials))
         return [n for n in names if family is None or n.split(":")[0] == family]
 
-    def of(self, arm: str) -> list[Trial[Completion]]:
+    def of(self, arm: str) -> list[Trial[TimedCompletion]]:
         """The trials of an arm."""
         return [trial for trial in self.trials if trial.arm == arm]
 
@@ -181,7 +181,7 @@ def looping(token_ids: Sequence[int]) -> bool:
     return bool(grams) and len(set(grams)) < 0.5 * len(grams)
 
 
-Arm = Callable[[list[int], SamplingParams], Completion]
+Arm = Callable[[list[int], SamplingParams], TimedCompletion]
 
 
 class Comparison:
@@ -267,12 +267,12 @@ class Comparison:
         most, eos = self.plan.max_new_tokens, pair.eos_ids
 
         def ours(speculator: Speculator) -> Arm:
-            def call(prompt: list[int], how: SamplingParams) -> Completion:
+            def call(prompt: list[int], how: SamplingParams) -> TimedCompletion:
                 started = time.perf_counter()
                 done = speculator.generate([prompt], how, Stop(most, token_ids=eos))
                 seconds = time.perf_counter() - started
                 tokens = done.completions[0].token_ids
-                return Completion(tokens, seconds, done.stats.engine_steps, done.stats)
+                return TimedCompletion(tokens, seconds, done.stats.engine_steps, done.stats)
 
             return call
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider import verifiers
 from outrider.errors import ConfigurationError
-from outrider.integrations.vllm.judging import Drafted, Sampling, judged
+from outrider.integrations.vllm.verification import VllmDraft, VllmSampling, judged
 from outrider.types import DrawKind, Verifier
 
 VARIABLE = "OUTRIDER_VLLM_RULE"
@@ -115,7 +115,7 @@ def _sampler(rule: Verifier) -> Callable[..., Tensor]:
         draft_probs: Tensor | None,
         target_logits: Tensor,
         bonus_token_ids: Tensor,
-        sampling_metadata: Sampling,
+        sampling_metadata: VllmSampling,
         synthetic_mode: bool = False,
         synthetic_conditional_rates: Tensor | None = None,
         use_fp64_gumbel: bool = False,
@@ -125,7 +125,7 @@ def _sampler(rule: Verifier) -> Callable[..., Tensor]:
                 "an exact rule keeps what the law says; got synthetic acceptance rates; leave "
                 f"rejection_sample_method or {VARIABLE} out"
             )
-        drafted = Drafted(
+        drafted = VllmDraft(
             draft_token_ids, num_draft_tokens, target_logits, draft_probs, bonus_token_ids
         )
         return judged(rule, drafted, sampling_metadata)

@@ -30,13 +30,13 @@ DRAFTERS = ("suffix", "prompt_lookup", "ngram_table")
 Array = npt.NDArray[np.integer[Any]]
 
 
-class Speculative(Protocol):
+class VllmSpeculativeConfig(Protocol):
     """What is read of vLLM's `SpeculativeConfig`."""
 
     num_speculative_tokens: int
 
 
-class Model(Protocol):
+class VllmModel(Protocol):
     """What is read of vLLM's `ModelConfig`."""
 
     max_model_len: int
@@ -45,16 +45,16 @@ class Model(Protocol):
         """The model's outputs."""
 
 
-class Config(Protocol):
+class VllmConfig(Protocol):
     """What is read of vLLM's `VllmConfig`."""
 
-    speculative_config: Speculative
-    model_config: Model
+    speculative_config: VllmSpeculativeConfig
+    model_config: VllmModel
     additional_config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ProposerRow:
     """A text as it was when it was last seen, and what the drafter keeps of it."""
 
     text: Array
@@ -76,7 +76,7 @@ class Proposer:
     Raises ConfigurationError for anything else.
     """
 
-    def __init__(self, vllm_config: Config) -> None:
+    def __init__(self, vllm_config: VllmConfig) -> None:
         asked = dict((vllm_config.additional_config or {}).get("outrider", {}))
         name, table = asked.pop("drafter", DRAFTERS[0]), asked.pop("table", None)
         if name not in DRAFTERS:
@@ -96,7 +96,7 @@ class Proposer:
         )
         self.drafter: Drafter = drafters.make(name, parts, DraftOptions(count, **asked))
         self._longest = vllm_config.model_config.max_model_len
-        self._rows: list[_Row | None] = []
+        self._rows: list[_ProposerRow | None] = []
 
     def load_model(self, *models: object, **options: object) -> None:
         """No model is needed."""
@@ -114,7 +114,7 @@ class Proposer:
         num_tokens_no_spec  tokens of each row's text, the new ones included
         token_ids_cpu       the texts [rows, longest]
         """
-        found: list[_Row | None] = []
+        found: list[_ProposerRow | None] = []
         drafts: list[list[int]] = []
         free = list(self._rows)
         for at, sampled in enumerate(sampled_token_ids):
@@ -125,13 +125,13 @@ class Proposer:
                 drafts.append([])
                 continue
             text = token_ids_cpu[at, :size].copy()
-            row = _Row(text, self._read(text, _claimed(free, at, text)))
+            row = _ProposerRow(text, self._read(text, _claimed(free, at, text)))
             found.append(row)
             drafts.append(self._drafted(row)[:room])
         self._rows = found
         return drafts
 
-    def _read(self, text: Array, before: _Row | None) -> Any:
+    def _read(self, text: Array, before: _ProposerRow | None) -> Any:
         """What the drafter keeps of a text, of which it may have read a part."""
         if before is None:
             return self.drafter.open(_context(text), self._longest)
@@ -141,7 +141,7 @@ class Proposer:
             self.drafter.commit(before.memory, _context(before.text), drafted, *_kept(new))
         return before.memory
 
-    def _drafted(self, row: _Row) -> list[int]:
+    def _drafted(self, row: _ProposerRow) -> list[int]:
         drafter = self.drafter
         draft: Draft = drafter.propose(row.memory, _context(row.text), drafter.shapes[0])
         there = int((draft.draws_BNK[0] >= 0).sum())
@@ -149,10 +149,10 @@ class Proposer:
         return tokens
 
 
-def _claimed(free: list[_Row | None], at: int, text: Array) -> _Row | None:
+def _claimed(free: list[_ProposerRow | None], at: int, text: Array) -> _ProposerRow | None:
     """The row that this text goes on with, taken out; rows may have moved, come and gone."""
     for place in sorted(range(len(free)), key=lambda place: place != at):
-        row: _Row | None = free[place]
+        row: _ProposerRow | None = free[place]
         if row is not None and row.begins(text):
             free[place] = None
             return row

@@ -16,17 +16,17 @@ from outrider.engine.beam_search.decode import search
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.integrations import attentions, kept_beams
-from outrider.integrations.call import Rows, requested
 from outrider.integrations.criteria import Criteria
+from outrider.integrations.generate_call import CallRows, requested
 from outrider.integrations.kept_beams import KeptBeams
-from outrider.integrations.native import ids_of
+from outrider.integrations.logits_processor_mapping import ids_of
 from outrider.models.config import read
 from outrider.stats import Stats
 
 Result: TypeAlias = Tensor | GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecoderOutput
 
 
-class Search(NamedTuple):
+class BeamGenerate(NamedTuple):
     """What `generate` prepared for a beam search."""
 
     processors: Sequence[hf.LogitsProcessor]
@@ -56,7 +56,7 @@ def one_row_each(
     return input_ids[::beams], {name: once(value) for name, value in model_kwargs.items()}
 
 
-def check(config: hf.GenerationConfig, asked: Search, streamed: bool, windows: bool) -> None:
+def check(config: hf.GenerationConfig, asked: BeamGenerate, streamed: bool, windows: bool) -> None:
     """Refuse what a search here cannot give: ConfigurationError."""
     wrong = None
     words = windows and attends(config)  # of attention, word times alone are made
@@ -81,8 +81,8 @@ def attends(config: hf.GenerationConfig) -> bool:
 
 def searched(
     engine: Engine,
-    rows: Rows,
-    asked: Search,
+    rows: CallRows,
+    asked: BeamGenerate,
     attention: Callable[[Tensor], attentions.Attentions],
 ) -> tuple[Result, Stats]:
     """Sequences [B * num_return_sequences, L], or transformers' output, and the statistics.

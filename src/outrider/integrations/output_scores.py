@@ -8,7 +8,7 @@ from torch import Tensor
 from outrider.types import Draft, Scores, StepTensors, Verdict
 
 
-class KeptScores:
+class OutputScores:
     """One pair for every token of every row: what it was drawn from, and the model's own logits."""
 
     def __init__(self, rows: int, scores: bool, logits: bool) -> None:

@@ -14,21 +14,23 @@ from outrider.drafters.recipes import COMMON, DrafterParts, DraftOptions
 from outrider.engine import speculation_policy as planners
 from outrider.engine.engine import Engine
 from outrider.integrations.drafts import beside, layers_of, translation
-from outrider.integrations.driven import driven
+from outrider.integrations.wrapped_models import driven
 from outrider.types import LanguageModel
 
 #: What steps of a target cost, by what drafts beside it: measured in the first call.
 _COSTS: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Costs]] = WeakKeyDictionary()
 
 
-class Arranged(NamedTuple):
+class GenerateSetup(NamedTuple):
     """An engine, and the draft model that has an encoder of its own, if there is one."""
 
     engine: Engine
     encoder: PreTrainedModel | None
 
 
-def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool = False) -> Arranged:
+def generate_setup(
+    model: PreTrainedModel, settings: Mapping[str, Any], copies: bool = False
+) -> GenerateSetup:
     """Target, drafter and rule for merged settings (`load`'s names); unused ones are refused.
 
     `copies` says whether there is a reference to copy from.
@@ -53,7 +55,7 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
     drafter = recipe.make(parts, options)
     beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))
     costs, kept = _costs(model, settings.get("costs"), beside_it)
-    return Arranged(Engine(target, drafter, rule, planner, costs, kept=kept), next(own, None))
+    return GenerateSetup(Engine(target, drafter, rule, planner, costs, kept=kept), next(own, None))
 
 
 def _costs(

@@ -18,7 +18,7 @@ from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verifier
 _MOST_SEED = 1 << 62
 
 
-class Sampling(Protocol):
+class VllmSampling(Protocol):
     """What is read of vLLM's `SamplingMetadata`."""
 
     temperature: Tensor | None  #: [B], 0 for greedy rows; None if all are
@@ -27,7 +27,7 @@ class Sampling(Protocol):
     generators: dict[int, torch.Generator]  #: of rows with a seed
 
 
-class Drafted(NamedTuple):
+class VllmDraft(NamedTuple):
     """The drafts of B rows, T tokens in all."""
 
     tokens_T: Tensor  #: one row's behind another's; below 0: none, and none behind it
@@ -37,7 +37,7 @@ class Drafted(NamedTuple):
     bonus_B1: Tensor  #: the token behind a draft that is kept whole
 
 
-def judged(rule: Verifier, drafted: Drafted, sampling: Sampling) -> Tensor:
+def judged(rule: Verifier, drafted: VllmDraft, sampling: VllmSampling) -> Tensor:
     """[B, most + 1], int32: the kept tokens of each row and one more, then -1."""
     device = drafted.logits_TV.device
     counts_B1 = torch.tensor(drafted.counts, device=device)[:, None]
@@ -90,7 +90,7 @@ def _draft(tokens_BD: Tensor, there_BD: Tensor, guess_BDV: Tensor | None) -> Dra
     )
 
 
-def _inverse(sampling: Sampling, rows: int, device: torch.device) -> Tensor:
+def _inverse(sampling: VllmSampling, rows: int, device: torch.device) -> Tensor:
     """Logits are divided by temperatures already; a greedy row takes the first of the largest."""
     if sampling.temperature is None or sampling.all_greedy:
         return torch.full((rows,), torch.inf, device=device)
@@ -98,11 +98,11 @@ def _inverse(sampling: Sampling, rows: int, device: torch.device) -> Tensor:
     return ones.masked_fill(sampling.temperature == 0, torch.inf)
 
 
-def _greedy(sampling: Sampling) -> Greedy:
+def _greedy(sampling: VllmSampling) -> Greedy:
     return "all" if sampling.all_greedy else "none" if sampling.all_random else "some"
 
 
-def _seeds(counts: list[int], sampling: Sampling, device: torch.device) -> Tensor:
+def _seeds(counts: list[int], sampling: VllmSampling, device: torch.device) -> Tensor:
     """[B]: of this step's noise, from a row's own generator if it has one and a draft."""
     seeds = torch.randint(_MOST_SEED, (len(counts),), device=device)
     for row, generator in sampling.generators.items():

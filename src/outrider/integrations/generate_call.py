@@ -13,16 +13,16 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, StopConditions, source_ids
 from outrider.errors import ConfigurationError
-from outrider.integrations.criteria import Criteria, Judge
-from outrider.integrations.kept_scores import KeptScores
-from outrider.integrations.native import Prompts, ids_of
+from outrider.integrations.criteria import Criteria, CriteriaJudge
+from outrider.integrations.logits_processor_mapping import Prompts, ids_of
+from outrider.integrations.output_scores import OutputScores
 from outrider.integrations.processors import of_row, settings
 from outrider.models.config import read
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Inputs
 
 
-class Rows(NamedTuple):
+class CallRows(NamedTuple):
     """What is decoded: prompts [B, L] and what stands ahead of and beside them."""
 
     input_ids: Tensor
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 def requested(
     engine: Engine,
-    rows: Rows,
+    rows: CallRows,
     processors: Sequence[hf.LogitsProcessor],
     criteria: Criteria,
     do_sample: bool,
@@ -64,7 +64,7 @@ def requested(
     ]
 
 
-class Made(NamedTuple):
+class GenerateResult(NamedTuple):
     """What one call has made, as `generate` gives it."""
 
     sequences: Tensor
@@ -72,13 +72,13 @@ class Made(NamedTuple):
     logits: tuple[Tensor, ...] | None
 
 
-class Call:
+class GenerateCall:
     """Rows decoded under the processors, criteria and configuration that `generate` prepared."""
 
     def __init__(
         self,
         engine: Engine,
-        rows: Rows,
+        rows: CallRows,
         processors: Sequence[hf.LogitsProcessor],
         criteria: Sequence[hf.StoppingCriteria],
         config: hf.GenerationConfig,
@@ -94,13 +94,13 @@ class Call:
         self.criteria = Criteria(criteria, config, self.count)
         requests = requested(engine, rows, processors, self.criteria, bool(config.do_sample))
         wanted = bool(config.return_dict_in_generate)
-        self.kept = KeptScores(
+        self.kept = OutputScores(
             self.count, wanted and bool(config.output_scores), wanted and bool(config.output_logits)
         )
         self._ended: set[int] = set()
         pad = ids_of(read(config, "_pad_token_tensor", Tensor))
         scored = self.kept.scored if self.kept.scores else None
-        self.judge = Judge(self.criteria, rows.input_ids, pad[0] if pad else 0, scored)
+        self.judge = CriteriaJudge(self.criteria, rows.input_ids, pad[0] if pad else 0, scored)
         self.run: EngineRun = engine.run(
             [request.prompt for request in requests],
             [request.sampling for request in requests],
@@ -110,7 +110,7 @@ class Call:
             observe=self.kept.observe if self.kept.wanted else None,
         )
 
-    def result(self) -> Made:
+    def result(self) -> GenerateResult:
         """Decode to the end: sequences [B, L] with their prompts, padded as plain `generate`'s."""
         judge = self.judge
         if self.streamer is not None:
@@ -125,7 +125,7 @@ class Call:
         for row, tokens in enumerate(judge.tokens):
             kept = tokens[: judge.ends[row] if self.criteria.padded else longest]
             made[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
-        return Made(
+        return GenerateResult(
             torch.cat([self.input_ids, made.to(self.input_ids.device)], 1),
             self.kept.stacked(0, longest, judge.over) if self.kept.scores else None,
             self.kept.stacked(1, longest, judge.over) if self.kept.logits else None,

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.integrations.references import Ids, lists
-from outrider.integrations.windows import Windows
+from outrider.integrations.windows import GenerateWindows
 from outrider.models.config import read
 from outrider.models.seq2seq.input_modality import WindowInput, modality_of
 from outrider.types import Encoded, Inputs
@@ -23,16 +23,16 @@ from outrider.types import Encoded, Inputs
 EncoderInputs: TypeAlias = Tensor | Mapping[str, Tensor]
 
 
-class Given(NamedTuple):
+class EncoderSources(NamedTuple):
     """What is known of the sources besides the encoder's states."""
 
     inputs_tensor: Tensor | None = None  #: what `generate` gave the encoder
     source_ids: Ids | None = None  #: the caller's word on the rest
     draft_inputs: EncoderInputs | None = None
-    windows: Windows | None = None  #: what the rows are, if Whisper's `generate` calls
+    windows: GenerateWindows | None = None  #: what the rows are, if Whisper's `generate` calls
 
 
-def refuse(model: PreTrainedModel, given: Given) -> None:
+def refuse(model: PreTrainedModel, given: EncoderSources) -> None:
     """Refuse sources for a model of text alone."""
     for name in ("source_ids", "draft_inputs"):
         if getattr(given, name) is not None:
@@ -46,7 +46,7 @@ def read_sources(
     model: PreTrainedModel,
     encoder: PreTrainedModel | None,
     model_kwargs: Mapping[str, object],
-    given: Given,
+    given: EncoderSources,
     rows: int,
 ) -> list[Inputs]:
     """What each row of an encoder-decoder reads besides its text.
@@ -105,7 +105,7 @@ def _encoded(model: PreTrainedModel, model_kwargs: Mapping[str, object]) -> Enco
 
 
 def _source(
-    model: PreTrainedModel, model_kwargs: Mapping[str, object], given: Given, rows: int
+    model: PreTrainedModel, model_kwargs: Mapping[str, object], given: EncoderSources, rows: int
 ) -> Inputs | None:
     """What the encoder has read, if that is known."""
     mask = model_kwargs.get("attention_mask")
@@ -136,7 +136,7 @@ def _inputs(
     given: EncoderInputs,
     name: str,
     rows: int,
-    windows: Windows | None = None,
+    windows: GenerateWindows | None = None,
 ) -> Inputs:
     """What a processor or tokenizer made for this model's encoder."""
     fields = {"": given} if not isinstance(given, Mapping) else dict(given)
@@ -157,7 +157,9 @@ def _inputs(
     return Inputs(tensor, None, mask)
 
 
-def _window(kind: WindowInput, frames_BMF: Tensor, name: str, windows: Windows | None) -> Tensor:
+def _window(
+    kind: WindowInput, frames_BMF: Tensor, name: str, windows: GenerateWindows | None
+) -> Tensor:
     """The window [B, F, M] of each row, cut out of whole recordings [B, M, F]."""
     if frames_BMF.dim() != 3 or frames_BMF.shape[1] != kind.mels:
         what = f"frames [B, {kind.mels}, F] of the same sound"

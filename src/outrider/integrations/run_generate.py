@@ -8,18 +8,24 @@ from transformers import PreTrainedModel
 from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from outrider.integrations import attentions, beamed, references, silence, sources
-from outrider.integrations.arranged import arranged
-from outrider.integrations.call import Call, Made, Rows
+from outrider.integrations import (
+    attentions,
+    beam_generate,
+    encoder_inputs,
+    no_speech,
+    references,
+)
+from outrider.integrations.generate_call import CallRows, GenerateCall, GenerateResult
+from outrider.integrations.generate_setup import generate_setup
 from outrider.integrations.inputs import refuse
 from outrider.integrations.padding import left_padding
 from outrider.models.config import read
 from outrider.stats import Stats
 
-Result: TypeAlias = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput | beamed.Result
+Result: TypeAlias = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput | beam_generate.Result
 
 
-class Asked(NamedTuple):
+class GenerateInputs(NamedTuple):
     """The arguments of a custom function."""
 
     input_ids: Tensor  #: the prompt, of an encoder-decoder the decoder's
@@ -27,44 +33,44 @@ class Asked(NamedTuple):
     criteria: list[hf.StoppingCriteria]
     config: hf.GenerationConfig
     model_kwargs: Mapping[str, object]
-    given: sources.Given
+    given: encoder_inputs.EncoderSources
     reference: references.Ids | None
     streamer: hf.BaseStreamer | None
 
 
 def decoded(
-    model: PreTrainedModel, settings: Mapping[str, Any], asked: Asked
+    model: PreTrainedModel, settings: Mapping[str, Any], asked: GenerateInputs
 ) -> tuple[Result, Stats]:
     """Sequences, or what `return_dict_in_generate` asks for, and the statistics of the run."""
     refuse(model, asked.config, asked.model_kwargs)
-    beams = beamed.beams_of(asked.config)
+    beams = beam_generate.beams_of(asked.config)
     if beams > 1:
         pair = bool(model.config.is_encoder_decoder)
-        wanted = beamed.Search(asked.processors, asked.criteria, asked.config, pair)
+        wanted = beam_generate.BeamGenerate(asked.processors, asked.criteria, asked.config, pair)
         streamed, windows = asked.streamer is not None, asked.given.windows is not None
-        beamed.check(asked.config, wanted, streamed, windows)
-        ids, beside = beamed.one_row_each(asked.input_ids, asked.model_kwargs, beams)
+        beam_generate.check(asked.config, wanted, streamed, windows)
+        ids, beside = beam_generate.one_row_each(asked.input_ids, asked.model_kwargs, beams)
         asked = asked._replace(input_ids=ids, model_kwargs=beside)
     pads = left_padding(model, asked.input_ids, asked.model_kwargs)
-    engine, encoder = arranged(model, settings, asked.reference is not None)
+    engine, encoder = generate_setup(model, settings, asked.reference is not None)
     count, inputs = len(asked.input_ids), None
     if model.config.is_encoder_decoder:
-        inputs = sources.read_sources(model, encoder, asked.model_kwargs, asked.given, count)
+        inputs = encoder_inputs.read_sources(model, encoder, asked.model_kwargs, asked.given, count)
     else:
-        sources.refuse(model, asked.given)
+        encoder_inputs.refuse(model, asked.given)
     copied = references.references(asked.reference, count, asked.given.windows)
     references.check(engine.drafter, settings.get("drafter"), inputs, copied)
-    processors = silence.listened(
+    processors = no_speech.listened(
         model, asked.processors, asked.input_ids, asked.model_kwargs, beams
     )
-    rows = Rows(asked.input_ids, pads, inputs, copied)
+    rows = CallRows(asked.input_ids, pads, inputs, copied)
     if beams > 1:
         width, more = asked.input_ids.shape[1], asked.model_kwargs
         wanted = wanted._replace(processors=processors)
-        return beamed.searched(
+        return beam_generate.searched(
             engine, rows, wanted, lambda texts: attentions.of_text(model, texts, width, more)
         )
-    call = Call(
+    call = GenerateCall(
         engine,
         rows,
         processors,
@@ -75,7 +81,7 @@ def decoded(
     return _output(model, asked, call.result()), call.run.stats
 
 
-def _output(model: PreTrainedModel, asked: Asked, made: Made) -> Result:
+def _output(model: PreTrainedModel, asked: GenerateInputs, made: GenerateResult) -> Result:
     """As `generate` returns it."""
     if not asked.config.return_dict_in_generate:
         return made.sequences
