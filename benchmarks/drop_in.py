@@ -24,11 +24,16 @@ from transformers.generation import utils
 from outrider.certify import Power, foreign
 from outrider.integrations import transformers as fast
 from outrider.lab.papers.wagner import compare, generate, methods
-from outrider.lab.papers.wagner_pairs import Pair, continued, shipped_pair, tiny_pair
+from outrider.lab.papers.wagner_pairs import (
+    WagnerPair,
+    continued,
+    shipped_pair,
+    tiny_pair,
+)
 from outrider.sampling.sampling_params import SamplingParams
 
 
-def prefixes(pair: Pair, prompts: int, tokens: int) -> dict[str, int]:
+def prefixes(pair: WagnerPair, prompts: int, tokens: int) -> dict[str, int]:
     """Steps, and how many of them accept another prefix than transformers' function."""
     found = {"steps": 0, "accepted": 0, "other_prefix": 0}
     original = fast.checked()
@@ -53,7 +58,7 @@ def prefixes(pair: Pair, prompts: int, tokens: int) -> dict[str, int]:
     return found
 
 
-def law(pair: Pair, tokens: int, samples: int) -> dict[str, Any]:
+def law(pair: WagnerPair, tokens: int, samples: int) -> dict[str, Any]:
     """The certificate of texts that patched assisted generation wrote, and how it was called."""
     power = Power(tokens=tokens, samples=samples, new_tokens=24, rows=8, effect=0.1)
     ids = [prompt.arguments["input_ids"][0, :32].tolist() for prompt in pair.prompts]
@@ -82,7 +87,7 @@ def law(pair: Pair, tokens: int, samples: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def timed(pair: Pair, prompts: int, tokens: int) -> dict[str, Any]:
+def timed(pair: WagnerPair, prompts: int, tokens: int) -> dict[str, Any]:
     """Time inside the function per step, and its share of the generation."""
     every = methods()
     arms = {name: every[name] for name in ("transformers", "outrider")}

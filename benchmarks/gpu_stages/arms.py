@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_stages.card import Card
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
-from outrider.lab.papers.wagner import Pair, generate
+from outrider.lab.papers.wagner import WagnerPair, generate
 from outrider.models import adapt
 from outrider.stats import VERBS
 
@@ -18,9 +18,14 @@ CHAIN, TREE = (1,) * 4, (3, 2, 1)
 
 
 def ours(
-    card: Card, pair: Pair, counts: tuple[int, ...], batch: int, tokens: int, temperature: float,
+    card: Card,
+    pair: WagnerPair,
+    counts: tuple[int, ...],
+    batch: int,
+    tokens: int,
+    temperature: float,
     graphs: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Our engine with a draft model of this branching; () is plain decoding."""
     drafter = DraftModel(adapt(pair.draft), counts) if counts else Root()
     engine = Engine(adapt(pair.target), drafter, graphs=graphs)
@@ -49,7 +54,7 @@ def ours(
 
 
 def theirs(
-    card: Card, pair: Pair, assisted: bool, batch: int, tokens: int, temperature: float
+    card: Card, pair: WagnerPair, assisted: bool, batch: int, tokens: int, temperature: float
 ) -> dict[str, Any]:
     """transformers' generate; assisted generation takes one request at a time."""
 
@@ -68,13 +73,13 @@ def theirs(
     return {"tokens_s": count / seconds, "wall_s": seconds, "new_tokens": count, "peak_mb": peak}
 
 
-def rows(pair: Pair, batch: int) -> Sequence[Tensor]:
+def rows(pair: WagnerPair, batch: int) -> Sequence[Tensor]:
     """The first prompts, again from the front if they are too few."""
     ids = [prompt.arguments["input_ids"] for prompt in pair.prompts]
     return [ids[i % len(ids)] for i in range(batch)]
 
 
-def plain(pair: Pair, prompts: Sequence[Tensor], tokens: int, temperature: float) -> int:
+def plain(pair: WagnerPair, prompts: Sequence[Tensor], tokens: int, temperature: float) -> int:
     """New tokens of transformers' own sampling; shorter prompts are padded on the left."""
     longest = max(row.shape[1] for row in prompts)
     pad = [longest - row.shape[1] for row in prompts]

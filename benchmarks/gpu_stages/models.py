@@ -12,7 +12,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_stages.card import Card
-from outrider.lab.papers.wagner_pairs import Pair, Prompt, continued, shipped_pair
+from outrider.lab.papers.wagner_pairs import (
+    WagnerPair,
+    WagnerPrompt,
+    continued,
+    shipped_pair,
+)
 
 TEMPERATURE = 2.0
 
@@ -55,23 +60,23 @@ def llama(card: Card, name: str, vocab: int, context: int, seed: int) -> LlamaFo
     return model
 
 
-def random_pair(card: Card, name: str, vocab: int, context: int) -> Pair:
+def random_pair(card: Card, name: str, vocab: int, context: int) -> WagnerPair:
     """A pair of `PAIRS`, without prompts."""
     target, draft = PAIRS[name]
-    return Pair(
+    return WagnerPair(
         f"{name}, random weights, T = {TEMPERATURE:g}", llama(card, target, vocab, context, 0),
         llama(card, draft, vocab, context, 1), [], lambda ids: "",
     )  # fmt: skip
 
 
-def random_prompts(card: Card, vocab: int, length: int) -> list[Prompt]:
+def random_prompts(card: Card, vocab: int, length: int) -> list[WagnerPrompt]:
     """32 prompts of random tokens."""
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(1, vocab, (32, length), generator=rng).tolist()
     return [continued(row, "", str(card.device)) for row in ids]
 
 
-def packaged(card: Card) -> Pair:
+def packaged(card: Card) -> WagnerPair:
     """The shipped pair in the card's dtype, 32 held-out prompts."""
     return shipped_pair(card.pick(32, 2), card.device, dtype=str(card.dtype).removeprefix("torch."))
 
@@ -82,9 +87,9 @@ class Pairs:
     def __init__(self, card: Card) -> None:
         self.card = card
         self._key: tuple[str, int, int] | None = None
-        self._pair: Pair | None = None
+        self._pair: WagnerPair | None = None
 
-    def get(self, name: str, vocab: int = 0, context: int = 0, prompt: int = 0) -> Pair:
+    def get(self, name: str, vocab: int = 0, context: int = 0, prompt: int = 0) -> WagnerPair:
         """A pair by name: of `PAIRS`, or "shipped". Zeros take the usual sizes."""
         card = self.card
         vocab, context = vocab or card.pick(32_000, 64), context or card.pick(2048, 256)

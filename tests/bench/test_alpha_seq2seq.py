@@ -21,7 +21,7 @@ from outrider.lab.papers import (
     options,
     score,
 )
-from outrider.lab.papers.alpha_drafters import Copies, Source, cut
+from outrider.lab.papers.alpha_drafters import AlphaCopies, AlphaSource, cut
 from outrider.models import adapt
 from outrider.text.decoder_prompt import DecoderPrompt
 
@@ -106,7 +106,7 @@ def test_laws_are_those_of_the_source(tmp_path):
     batch = [alpha_tasks.asked(t, SamplingParams(1.0, seed=3), pair, 12) for t in tasks[:3]]
     texts = alpha_measure._written(pair, batch)
     for model, twin in ((pair.engine.target, t5()), (adapt(t5(0.2)), t5(0.2))):
-        laws = Source(model).laws(texts, SamplingParams(1.0))
+        laws = AlphaSource(model).laws(texts, SamplingParams(1.0))
         expected = []
         for row, text in zip(ROWS, texts, strict=False):
             with torch.inference_mode():
@@ -121,7 +121,7 @@ def test_laws_are_those_of_the_source(tmp_path):
             for text, other in zip(texts, texts[1:] + texts[:1], strict=True)
         ]
         assert (
-            Source(model).laws(moved, SamplingParams(1.0)) - torch.cat(expected)
+            AlphaSource(model).laws(moved, SamplingParams(1.0)) - torch.cat(expected)
         ).abs().max() > 0.01
 
 
@@ -130,7 +130,7 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     pair = speculator(tmp_path, eos=(5, 9, 12, 20))
     small = adapt(t5(0.1))
     tasks = alpha_tasks.tasks(pair, ROWS)
-    sources = {"draft model": Source(small), "reference lookup": Copies()}
+    sources = {"draft model": AlphaSource(small), "reference lookup": AlphaCopies()}
     how = {"tokens": 1000, "new_tokens": 60, "seed": 3}
     found = alpha_measure.alphas(pair, tasks, sources, 1.0, **how)
     assert list(found["tallies"]) == list(sources)
@@ -156,7 +156,7 @@ def test_a_drafter_that_copies_is_judged_by_the_law_at_temperature_one(tmp_path)
     pair = speculator(tmp_path, eos=())
     tasks = alpha_tasks.tasks(pair, ROWS)
     how = {"tokens": 400, "new_tokens": 40, "seed": 0}
-    found = alpha_measure.alphas(pair, tasks, {"copies": Copies()}, 0.0, **how)
+    found = alpha_measure.alphas(pair, tasks, {"copies": AlphaCopies()}, 0.0, **how)
     batch = [
         alpha_tasks.asked(task, SamplingParams(0), pair, alpha_tasks.length(pair, task, 40, 0))
         for task in tasks
@@ -188,16 +188,18 @@ def test_a_cut_t5_is_its_layers(tmp_path):
     texts = alpha_measure._written(
         pair, [alpha_tasks.asked(t, SamplingParams(1.0, seed=3), pair, 12) for t in tasks[:3]]
     )
-    ours, theirs = (Source(m).laws(texts, SamplingParams(1.0)) for m in (made, adapt(twin)))
+    ours, theirs = (AlphaSource(m).laws(texts, SamplingParams(1.0)) for m in (made, adapt(twin)))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-    assert (ours - Source(pair.engine.target).laws(texts, SamplingParams(1.0))).abs().max() > 0.01
+    assert (
+        ours - AlphaSource(pair.engine.target).laws(texts, SamplingParams(1.0))
+    ).abs().max() > 0.01
 
 
 def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
     monkeypatch.setattr(alpha_drafters, "library_tokens", lambda *_: torch.arange(600) * 7 % VOCAB)
     monkeypatch.setattr(alpha_drafters, "ORDERS", {"bigram": 2})
     monkeypatch.setattr(alpha_tasks, "MORE", 2)
-    amount = alpha.Amount(40, 600, 1, 1, 4, 16, 3)
+    amount = alpha.AlphaAmount(40, 600, 1, 1, 4, 16, 3)
     arguments = (ROWS, tmp_path / "out", lambda *_: None, amount, False)
     alone = speculator(tmp_path / "model")
     tables = alpha.run(alone, *arguments)

@@ -49,7 +49,7 @@ def test_unconditional_text_is_a_task_and_times_may_be_left_out(tmp_path, monkey
     rows = [{"prompt": f"def f{n}(x):", "category": "code"} for n in range(3)]
     for drafter in (DraftModel(small, (1,)), Root()):
         speculator = Speculator(Engine(target, drafter), _Begun(), (), _Notes())
-        amount = alpha.Amount(40, 600, 0, 1, 4, 16, 3, 5)
+        amount = alpha.AlphaAmount(40, 600, 0, 1, 4, 16, 3, 5)
         out = tmp_path / drafter.name
         tables = alpha.run(speculator, rows, out, lambda *_: None, amount, False)
         assert not {"speed", "lenience-speed"} & set(tables)
@@ -71,10 +71,10 @@ def test_the_longest_recordings_that_fit_a_window_are_taken(tmp_path):
 
 
 def test_recordings_go_with_a_target_and_without_prompts(tmp_path):
-    for asked in (options.Asked(), options.Asked(target="x", prompts=tmp_path)):
+    for asked in (options.PaperRequest(), options.PaperRequest(target="x", prompts=tmp_path)):
         with pytest.raises(ConfigurationError, match="--recordings go with a Whisper --target"):
             options.alpha_rows(asked, tmp_path, "en", 2)
     recording(tmp_path / "a.wav", 0.1)
-    asked = options.Asked(target="x")
+    asked = options.PaperRequest(target="x")
     assert len(options.alpha_rows(asked, tmp_path, "en", 2)) == 1
     assert options.alpha_rows(asked, None, "en", 2) is None  # the model itself says

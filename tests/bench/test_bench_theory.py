@@ -93,7 +93,7 @@ def test_sequences_that_hang_together_give_another_number_than_independent_ones(
 
 def test_the_experiment_writes_tables_and_resumes(speculator, tmp_path, monkeypatch):
     monkeypatch.setattr(tree_tables, "size_ratio", lambda pair: 0.1)
-    amount = theory.Amount(3, 16, (2,))
+    amount = theory.TheoryAmount(3, 16, (2,))
     tables = theory.run(speculator, ROWS, tmp_path, lambda *_: None, amount, False)
     assert json.loads((tmp_path / "theory.json").read_text())["tables"] == tables
     row = next(row for row in tables["calls"] if row["T"] == 0)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from browsing import requested
 from outrider.errors import ConfigurationError
 from outrider.lab.book import pages, plan, readme, report, runs, svg
-from outrider.lab.book.plan import OTHERS, OWN, Run
+from outrider.lab.book.plan import OTHERS, OWN, BookRun
 from outrider.lab.book.runs import Record
 from outrider.lab.papers import app
 from outrider.lab.papers.record import Store, entitle
@@ -74,7 +74,7 @@ def test_what_has_times_runs_alone_and_the_rest_in_pairs(tmp_path):
 
     words = {"speed": [], "toy": [], "alpha": [], "budget": ["--timed", "0"], "tree": []}
     words["draft-length"] = ["--timed", "0"]
-    every = [Run(name, ["bench", name, *more]) for name, more in words.items()]
+    every = [BookRun(name, ["bench", name, *more]) for name, more in words.items()]
     assert [run.name for run in every if run.timed] == ["speed", "alpha"]
     assert runs.run_all(every, Record(tmp_path, True), lambda line: None, start) == []
     assert most == {False: 2, True: 1}
@@ -107,7 +107,7 @@ def test_what_has_ended_well_is_not_run_again(tmp_path):
         log.write_text("first\nlast line\n")
         return codes[run.name]
 
-    every = [Run(name, ["bench", name]) for name in codes]
+    every = [BookRun(name, ["bench", name]) for name in codes]
     go = lambda: runs.run_all(every, Record(tmp_path, True), lambda line: None, start)  # noqa: E731
     assert go() == ["two"]
     assert started == ["one", "two", "three"]
@@ -115,7 +115,7 @@ def test_what_has_ended_well_is_not_run_again(tmp_path):
     codes["two"] = 0
     assert go() == []
     assert started[3:] == ["two"]
-    every[0] = Run("one", ["bench", "one", "--other"])
+    every[0] = BookRun("one", ["bench", "one", "--other"])
     assert go() == []
     assert started[4:] == ["one"]
     with pytest.raises(ConfigurationError, match="holds the quick book"):
@@ -124,7 +124,7 @@ def test_what_has_ended_well_is_not_run_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_a_process_with_a_log(tmp_path):
-    run = Run("none", ["bench", "none"])
+    run = BookRun("none", ["bench", "none"])
     assert runs.start(run, tmp_path / "log") == 2
     assert "none" in (tmp_path / "log").read_text()
 
@@ -177,7 +177,7 @@ def book(tmp_path_factory):
     rows = [{"name": f"{HOSTILE} {n}", "number": n / 3, "none": None} for n in range(50)]
     store.write({"long": rows, "published": [{"name": "a & b", "interval": "[1.00, 2.00]"}]})
     entitle(folder / "odd", "odd", f"Odd {HOSTILE}", {"long": "a long table"})
-    Record(folder, True).keep(Run("odd", ["bench", "odd"]), 2, 1.0, "it failed")
+    Record(folder, True).keep(BookRun("odd", ["bench", "odd"]), 2, 1.0, "it failed")
     return folder
 
 

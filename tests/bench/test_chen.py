@@ -31,7 +31,7 @@ def briefly(monkeypatch):
 def test_every_cell_of_the_table(shipped, briefly, tmp_path):
     pytest.importorskip("matplotlib")
     tasks = short(chen.code_tasks(shipped, 2))
-    amount = chen.Amount(2, 2, 6)
+    amount = chen.ChenAmount(2, 2, 6)
     said = []
     tables = chen.run(shipped, tasks, tmp_path, lambda *a: said.append(a), amount)
     assert (tmp_path / "chen.png").stat().st_size > 10_000

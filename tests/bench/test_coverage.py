@@ -109,7 +109,7 @@ def of_compare(found, true):
         for prompt in range(PROMPTS)
         for repeat in range(REPEATS)
     ]
-    ratio = compare.Table(1.0, "float32", trials).ratio("fast", "plain")
+    ratio = compare.CompareTable(1.0, "float32", trials).ratio("fast", "plain")
     logs = np.log(true["plain"]["seconds"]) - np.log(true["fast"]["seconds"])
     yield "times faster", ratio.times().split("x ")[1], np.exp(logs.mean())
 
@@ -137,8 +137,8 @@ def of_k_sweep(found, true):
 def of_trees(found, true):
     """RSD's experiments, timed on 20 prompts as well as on the first five alone."""
     arms = {
-        "block": trees.Arm("block", "4", GAMMA, None, "block"),
-        "SD": trees.Arm("SD", "4", GAMMA, None, "rejection"),
+        "block": trees.TreeArm("block", "4", GAMMA, None, "block"),
+        "SD": trees.TreeArm("SD", "4", GAMMA, None, "rejection"),
         "plain": trees.PLAIN,
     }
     names = dict(zip(arms, NAMES, strict=True))
@@ -200,7 +200,10 @@ def of_layers(found, true):
 
 
 def of_beams(found, true):
-    every = {arm.key: arm for arm in (beams.Arm(2, "tree", None, 0), beams.Arm(2, "copy", None, 3))}
+    every = {
+        arm.key: arm
+        for arm in (beams.BeamArm(2, "tree", None, 0), beams.BeamArm(2, "copy", None, 3))
+    }
     stored = {
         f"{key} | {prompt} {repeat}": {
             "seconds": float(arm["seconds"][prompt, repeat]),
@@ -241,7 +244,7 @@ def of_wagner(found, true):
             for n in range(PROMPTS)
             for steps in [int(numbers["steps"][n])]
         ]
-        return wagner.Arm(name, True, GAMMA, texts, None)
+        return wagner.WagnerArm(name, True, GAMMA, texts, None)
 
     row = arm("fast").row(arm("plain"), "score")
     fast, plain = true["fast"], true["plain"]

@@ -26,7 +26,7 @@ from outrider.lab.papers import (
     tree_tables,
     trees,
 )
-from outrider.lab.papers.alpha_drafters import Source, cut
+from outrider.lab.papers.alpha_drafters import AlphaSource, cut
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.theory import length, transport
 from tiny import VOCAB, llama, pair
@@ -178,10 +178,10 @@ def test_trees_are_chosen_on_other_prompts_and_runs_resume(tmp_path, monkeypatch
     speculator = _tiny_pair()
     monkeypatch.setattr(tree_tables, "size_ratio", lambda pair: 0.1)
     prompts = [{"prompt": f"def f{i}(x):", "reference": "abc"} for i in range(7)]
-    plan = tree_runs.Plan(
+    plan = tree_runs.TreePlan(
         prompts=4, choosing=3, samples=2, new_tokens=8, timed=1, rows=3, temperature=1.0
     )
-    choosing, judging = tree_runs.split(prompts, tree_runs.Plan(prompts=5, choosing=2))
+    choosing, judging = tree_runs.split(prompts, tree_runs.TreePlan(prompts=5, choosing=2))
     assert [p["prompt"] for p in (*choosing, *judging)] == [p["prompt"] for p in prompts]
     groups = {6: trees.budgets()[6]}
     how = ("budget", groups, speculator, prompts)
@@ -232,7 +232,7 @@ def test_efficiency_counts_the_last_block_in_full():
 
 
 def test_too_few_prompts_are_refused(tmp_path):
-    plan = tree_runs.Plan()
+    plan = tree_runs.TreePlan()
     with pytest.raises(ConfigurationError, match="judged on others"):
         tree_runs.measure("budget", {}, _tiny_pair(), [{}], plan, tmp_path, lambda *a: None)
 
@@ -279,7 +279,7 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     target, small = pair(0.3)
     speculator = Speculator(Engine(target, DraftModel(small, (1,))), _Letters(), (), _Notes())
     prompts = [{"prompt": f"def f{i}(x):"} for i in range(16)]
-    sources = {"draft model": Source(small)}
+    sources = {"draft model": AlphaSource(small)}
     how = {"tokens": 16 * 200, "new_tokens": 200, "seed": 3}
     tasks = alpha_tasks.tasks(speculator, prompts)
     found = alpha_measure.alphas(speculator, tasks, sources, 1.0, **how)

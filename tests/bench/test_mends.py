@@ -27,7 +27,7 @@ from outrider.lab.papers import (
     tree_runs,
     tree_tables,
 )
-from outrider.lab.papers.alpha_drafters import Source
+from outrider.lab.papers.alpha_drafters import AlphaSource
 from outrider.lab.quiet import quiet_profiler
 from tiny import pair
 
@@ -60,7 +60,7 @@ def test_a_nucleus_reaches_the_texts(tmp_path):
         return [(row["key"], row["steps"], row["accepted"]) for row in map(json.loads, lines)]
 
     assert swept(0.3) != swept(1.0)
-    plan = tree_runs.Plan(new_tokens=16, temperature=1.0)
+    plan = tree_runs.TreePlan(new_tokens=16, temperature=1.0)
     chain = speculator.using(DraftModel(speculator.engine.drafter.model, (1, 1)))
     found = [
         tree_runs.decode(chain, ROWS, replace(plan, top_p=top_p), 0)["accepted"]
@@ -76,7 +76,7 @@ def test_top_p_is_an_option(name):
 
 
 def test_jeons_experiments_are_at_the_papers_temperature():
-    assert tree_runs.Plan().temperature == 0.3
+    assert tree_runs.TreePlan().temperature == 0.3
     shown = CliRunner().invoke(app, ["budget", "--help"], env={"COLUMNS": "200"}).output
     assert "0.3" in next(line for line in shown.splitlines() if "--temperature" in line)
 
@@ -88,7 +88,9 @@ def test_alpha_has_the_tokens_it_claims(temperature):
     speculator = Speculator(Engine(target, DraftModel(small, (1,))), _Letters(), (), _Notes())
     tasks = alpha_tasks.tasks(speculator, ROWS)
     how = {"tokens": 400, "new_tokens": 24, "seed": 3}
-    found = alpha_measure.alphas(speculator, tasks, {"draft": Source(small)}, temperature, **how)
+    found = alpha_measure.alphas(
+        speculator, tasks, {"draft": AlphaSource(small)}, temperature, **how
+    )
     assert found["tokens"] >= 400
     assert sum(found["tallies"]["draft"]["places"]) == found["tokens"]
     shown = alpha_measure.alpha_of(found["tallies"]["draft"])

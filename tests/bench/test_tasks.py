@@ -12,7 +12,7 @@ from outrider.errors import ConfigurationError, UnknownName
 from outrider.lab.papers import app
 from outrider.lab.tasks import arms, experiment, sandbox, scores, spec_bench, tables
 from outrider.lab.tasks.prompts import KINDS, tasks, token_ids
-from outrider.lab.tasks.run import Answers
+from outrider.lab.tasks.run import TaskAnswers
 
 #: The thirteen categories of Spec-Bench, MT-bench's eight among them.
 CATEGORIES = {
@@ -146,7 +146,7 @@ def made_up(speed=2.0, worse=0.0, each=4):
 
     both = (arms.PLAIN, "fast")
     rows = {(0.0, arm): [row(n, task, arm) for n, task in enumerate(some)] for arm in both}
-    return Answers(some, list(both), rows)
+    return TaskAnswers(some, list(both), rows)
 
 
 def test_speeds_and_signs():

@@ -147,9 +147,9 @@ def test_prompt_files(tmp_path):
 
 def test_plans_that_compare_nothing_are_refused():
     with pytest.raises(ConfigurationError, match="nothing to compare"):
-        compare.Plan(chains=())
+        compare.ComparePlan(chains=())
     with pytest.raises(ConfigurationError, match=r"repeats must be .* at least 1"):
-        compare.Plan(repeats=0)
+        compare.ComparePlan(repeats=0)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_plans_that_compare_nothing_are_refused():
 )
 def test_settings_of_another_kind_are_refused_by_name(name, given):
     with pytest.raises(ConfigurationError, match=rf"^{name} must be"):
-        compare.Plan(**{name: given})
+        compare.ComparePlan(**{name: given})
 
 
 def test_a_tree_without_a_draft_model_is_refused_before_anything_is_loaded():
     with pytest.raises(ConfigurationError, match="a tree needs a draft model"):
-        compare.Comparison(compare.Plan("nowhere", trees=((3, 2),)))
+        compare.Comparison(compare.ComparePlan("nowhere", trees=((3, 2),)))

@@ -223,7 +223,7 @@ def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
 
 def _recorded(prompts, tokens):
     """(draft logits, target logits) of every step of real generations of the shipped pair."""
-    from outrider.lab.papers.wagner import Calls, generate, measured
+    from outrider.lab.papers.wagner import WagnerCalls, generate, measured
     from outrider.lab.papers.wagner_pairs import shipped_pair
 
     steps = []
@@ -233,7 +233,7 @@ def _recorded(prompts, tokens):
         return fast.speculative_sampling(ids, draft, length, target)
 
     pair = shipped_pair(prompts)
-    with measured(keep, Calls()):
+    with measured(keep, WagnerCalls()):
         for number in range(prompts):
             generate(pair, number, tokens, 4, seed=number)
     return steps

@@ -67,7 +67,7 @@ def test_a_picture_of_all_panels(found, tmp_path):
 def test_gamma_is_the_first_steps_and_then_the_heuristics():
     """+2 after all were accepted, else -1; with a constant gamma it stays."""
     pair = tiny_pair(40)
-    calls = wagner.Calls()
+    calls = wagner.WagnerCalls()
     with wagner.measured(Paper(), calls):
         wagner.generate(pair, 0, 40, 3, seed=0, heuristic=True)
     full = [taken == asked for taken, asked in zip(calls.accepted, calls.gammas, strict=True)]
@@ -77,7 +77,7 @@ def test_gamma_is_the_first_steps_and_then_the_heuristics():
     assert calls.gammas[: len(expected)] == expected
     assert True in full
     assert False in full
-    calls = wagner.Calls()
+    calls = wagner.WagnerCalls()
     with wagner.measured(Paper(), calls):
         wagner.generate(pair, 0, 40, 3, seed=0)
     assert set(calls.gammas[:-2]) == {3}
@@ -129,7 +129,7 @@ def test_the_function_is_put_back_after_an_error():
 
     before = utils._speculative_sampling
     try:
-        with wagner.measured(lambda *a: 1 / 0, wagner.Calls()):
+        with wagner.measured(lambda *a: 1 / 0, wagner.WagnerCalls()):
             utils._speculative_sampling(None, None, 1, torch.zeros(1))
     except ZeroDivisionError:
         pass

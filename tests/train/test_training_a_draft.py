@@ -12,9 +12,9 @@ from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.testing import VOCAB, llama
 from outrider.train.alpha import alpha
-from outrider.train.features import Text, read, record
+from outrider.train.features import TrainText, read, record
 from outrider.train.loop import Trainer
-from outrider.train.students import Head, Layers, usual_taps
+from outrider.train.students import HeadStudent, LayerStudent, usual_taps
 from outrider.train.task import Plan
 from outrider.train.vocabulary import frequent
 
@@ -42,13 +42,19 @@ def target(model):
 @pytest.fixture(scope="module")
 def texts():
     dice = torch.Generator().manual_seed(0)
-    return [Text(tuple(torch.randint(VOCAB, (48,), generator=dice).tolist())) for _ in range(60)]
+    return [
+        TrainText(tuple(torch.randint(VOCAB, (48,), generator=dice).tolist())) for _ in range(60)
+    ]
 
 
 def student_of(kind, model, features):
     torch.manual_seed(0)
     ids_K = frequent(features, VOCAB, 28)
-    return Head(model, ids_K, TAPS[kind]) if kind == "head" else Layers(model, ids_K, (1,))
+    return (
+        HeadStudent(model, ids_K, TAPS[kind])
+        if kind == "head"
+        else LayerStudent(model, ids_K, (1,))
+    )
 
 
 def features_of(kind, target, texts, folder):
@@ -75,7 +81,7 @@ def test_layers_whose_norms_have_no_weights_are_trained(target, texts, tmp_path)
         num_attention_heads=4, pad_token_id=None,
     )  # fmt: skip
     features = features_of("layers", target, texts[:8], tmp_path / "features")
-    student = Layers(OlmoForCausalLM(config), frequent(features, VOCAB, 28), (0,))
+    student = LayerStudent(OlmoForCausalLM(config), frequent(features, VOCAB, 28), (0,))
     trainer = Trainer(student, features, VOCAB, replace(PLAN, steps=2), tmp_path)
     assert trainer.train(lambda progress, sums: None)
     assert trainer.progress.step == 2

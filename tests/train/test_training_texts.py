@@ -10,9 +10,9 @@ from outrider.models import adapt
 from outrider.testing import llama
 from outrider.text.speculator import Speculator
 from outrider.train.answers import answered
-from outrider.train.features import Text
+from outrider.train.features import TrainText
 from outrider.train.task import Task
-from outrider.train.texts import Piece, read, split, tokenized
+from outrider.train.texts import TextPiece, read, split, tokenized
 
 
 class Letters:
@@ -34,25 +34,25 @@ def test_texts_prompts_and_answers_are_read(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     assert read([tmp_path], ("text",)) == [
-        Piece("", "one text\nof two lines"),
-        Piece("", "a"),
-        Piece("ask", "answer", True),
+        TextPiece("", "one text\nof two lines"),
+        TextPiece("", "a"),
+        TextPiece("ask", "answer", True),
     ]
     assert read([tmp_path / "plain.txt"], ("prompt",)) == [
-        Piece("one text", ""),
-        Piece("of two lines", ""),
+        TextPiece("one text", ""),
+        TextPiece("of two lines", ""),
     ]
 
 
 def test_only_what_follows_a_prompt_is_learnt_and_long_texts_are_cut():
-    (pair,) = tokenized([Piece("12345", "x" * 20)], Letters())
+    (pair,) = tokenized([TextPiece("12345", "x" * 20)], Letters())
     assert (len(pair[0].tokens), pair[0].start) == (25, 5)
-    lengths = [len(text.tokens) for text, _ in tokenized([Piece("", "x" * 600)], Letters())]
+    lengths = [len(text.tokens) for text, _ in tokenized([TextPiece("", "x" * 600)], Letters())]
     assert lengths == [256, 256, 88]
 
 
 def test_held_out_texts_are_those_that_say_so_or_every_twentieth():
-    texts = [(Text((n,) * 60), None) for n in range(40)]
+    texts = [(TrainText((n,) * 60), None) for n in range(40)]
     learnt, held = split(texts)
     assert [text.tokens[0] for text in held] == [10, 30]
     assert len(learnt) == 38
@@ -88,9 +88,9 @@ def test_a_folder_without_text_is_refused(tmp_path):
 
 def test_too_little_text_is_refused():
     with pytest.raises(ConfigurationError, match="too little text"):
-        split([(Text((1,) * 30), None)] * 30)
+        split([(TrainText((1,) * 30), None)] * 30)
     with pytest.raises(ConfigurationError, match="too little text"):
-        split([(Text((1,) * 4000), None)])
+        split([(TrainText((1,) * 4000), None)])
 
 
 def test_a_task_without_texts_or_of_another_kind_is_refused(tmp_path):
@@ -103,7 +103,7 @@ def test_a_task_without_texts_or_of_another_kind_is_refused(tmp_path):
 def test_answers_are_written_as_they_come_and_gone_on_with(tmp_path):
     model = llama(vocab_size=64)
     speculator = Speculator(Engine(adapt(model, packed=False), Root()), Letters())
-    prompts = [Piece(f"def f{n}(x):", "", n == 2) for n in range(3)]
+    prompts = [TextPiece(f"def f{n}(x):", "", n == 2) for n in range(3)]
     path = tmp_path / "answers.jsonl"
     whole = answered(speculator, prompts, path, tokens=12, rows=2)
     assert [held for _, held in whole] == [False, False, True]

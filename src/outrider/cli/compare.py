@@ -73,10 +73,10 @@ def compare(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare with plain decoding and with transformers on the same prompts, interleaved."""
-    from outrider.lab.compare import Comparison, Plan
+    from outrider.lab.compare import ComparePlan, Comparison
 
     trees = tuple(parse_branching(text) or () for text in branching or ())
-    plan = Plan(
+    plan = ComparePlan(
         target,
         draft,
         prompts,

@@ -241,7 +241,7 @@ def _copying(setup: options.Setup) -> options.Setup:
     return setup
 
 
-class _Asked(TypedDict):
+class _GenerateRequest(TypedDict):
     rules: "NotRequired[Rules]"
     prompts: str | list[dict[str, str]]
     decoder_prompts: str | None
@@ -270,12 +270,12 @@ def _suits(target: "ModelSource", source: str | None) -> None:
         )
 
 
-def _asked(prompt: str | None, source: str | None, reference: str | None) -> _Asked:
+def _asked(prompt: str | None, source: str | None, reference: str | None) -> _GenerateRequest:
     """The prompt, or the source and what the answer begins with."""
     if source is None:
         assert prompt is not None
-        return _Asked(prompts=prompt, decoder_prompts=None, reference=reference)
-    return _Asked(prompts=source, decoder_prompts=prompt, reference=reference)
+        return _GenerateRequest(prompts=prompt, decoder_prompts=None, reference=reference)
+    return _GenerateRequest(prompts=source, decoder_prompts=prompt, reference=reference)
 
 
 def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: bool) -> bool:

@@ -200,7 +200,7 @@ def _run(
             raise typer.Exit(EXIT_ERROR)
 
 
-class _Asked(KeyboardInterrupt):
+class _Terminated(KeyboardInterrupt):
     """SIGTERM: somebody wants the server to end, as with Ctrl-C."""
 
 
@@ -216,11 +216,11 @@ def _ended() -> Iterator[None]:
         return
 
     def ask(number: int, frame: object) -> None:
-        raise _Asked
+        raise _Terminated
 
     before = signal.signal(signal.SIGTERM, ask)
     try:
-        with suppress(_Asked):
+        with suppress(_Terminated):
             yield
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -19,7 +19,7 @@ _LEAST_S, _TIMES = 0.15, 5
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class BandwidthCeiling:
     """What a token reads, and how fast it can be read."""
 
     bytes_a_token: int
@@ -29,7 +29,7 @@ class Ceiling:
     def ms_per_token(self) -> float:
         """The least time of a token of plain decoding.
 
-        >>> Ceiling(2_000_000, 1e9).ms_per_token
+        >>> BandwidthCeiling(2_000_000, 1e9).ms_per_token
         2.0
         """
         return 1e3 * self.bytes_a_token / self.bytes_a_second
@@ -43,10 +43,10 @@ class Ceiling:
         }
 
 
-def ceiling(target: str, dtype: str, device: str = "cpu") -> Ceiling:
+def ceiling(target: str, dtype: str, device: str = "cpu") -> BandwidthCeiling:
     """Of a model in this dtype; an embedding table is a look-up unless it is the output layer."""
     size = int(sizes(ModelSource(target, "target"), dtype).weight_bytes)
-    return Ceiling(size, bandwidth(size, dtype, device))
+    return BandwidthCeiling(size, bandwidth(size, dtype, device))
 
 
 def bandwidth(size: int, dtype: str = "float32", device: str = "cpu") -> float:

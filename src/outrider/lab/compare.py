@@ -36,7 +36,7 @@ PAIRS = ((SPECULATIVE, PLAIN), (SPECULATIVE, ASSISTED), (PLAIN, STOCK), (ASSISTE
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparePlan:
     """What is compared. `chains` and `trees` are speculative settings, `assisted` the sweep of
     fixed draft lengths of transformers (its default always runs)."""
 
@@ -98,7 +98,7 @@ def _is_tree(counts: object) -> bool:
 
 
 @dataclass
-class Table:
+class CompareTable:
     """All trials at one temperature in one dtype; times are those of whole calls."""
 
     temperature: float
@@ -187,7 +187,7 @@ Arm = Callable[[list[int], SamplingParams], TimedCompletion]
 class Comparison:
     """Loads both sides once per dtype and measures; `document` is what `--json` prints."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ComparePlan) -> None:
         if plan.trees and plan.target is not None and plan.draft is None:
             raise ConfigurationError(
                 f"a tree needs a draft model; got trees={plan.trees} and a target without one; "
@@ -195,7 +195,7 @@ class Comparison:
             )
         self.plan = plan
         self.prompts = read_prompts(plan.prompts, plan.count)
-        self.tables: list[Table] = []
+        self.tables: list[CompareTable] = []
         self.target = plan.target or str(shipped("target"))
         self.draft = plan.draft
         if plan.target is None and plan.draft is None:
@@ -258,7 +258,7 @@ class Comparison:
             arms = self._arms(pair, stock)
             ids = [encode(pair.tokenizer, prompt) for prompt in self.prompts]
             for temperature in self.plan.temperatures:
-                table = Table(temperature, dtype)
+                table = CompareTable(temperature, dtype)
                 self.tables.append(table)
                 self._measure(table, arms, ids, progress)
         return self
@@ -301,7 +301,7 @@ class Comparison:
 
     def _measure(
         self,
-        table: Table,
+        table: CompareTable,
         arms: dict[str, Arm],
         ids: list[list[int]],
         progress: Callable[[], None],
@@ -345,7 +345,7 @@ class Comparison:
             document["loop_share"] = greedy.loops(PLAIN)
         return document
 
-    def _block(self, table: Table) -> Row:
+    def _block(self, table: CompareTable) -> Row:
         return {
             "dtype": table.dtype,
             "best": {family: table.best(family) for family in (SPECULATIVE, ASSISTED)},

@@ -91,7 +91,7 @@ def ratio(trials: Sequence[Trial[object]], fast: str, slow: str) -> intervals.In
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class SpeedCeiling:
     """What the measured costs and acceptance allow, and how much of it the engine reaches.
 
     ceiling = tokens per step * t(1) / (t(n) + gamma t_draft), all from the run itself: t(1) is the
@@ -107,7 +107,7 @@ class Ceiling:
     reached: float  #: measured ratio of total times over the ceiling
 
 
-def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceiling:
+def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> SpeedCeiling:
     """Ceiling and efficiency of the speculative arm `fast` against the plain arm `slow`."""
 
     def total(arm: str, name: str) -> float:
@@ -121,7 +121,7 @@ def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceilin
     slow_rate = total(slow, "seconds") / total(slow, "new_tokens")
     fast_rate = total(fast, "seconds") / total(fast, "new_tokens")
     reached = slow_rate / fast_rate / best
-    return Ceiling(tokens, one, block, draft, best, reached)
+    return SpeedCeiling(tokens, one, block, draft, best, reached)
 
 
 class Span(NamedTuple):

@@ -10,14 +10,14 @@ KINDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a")
 
 
 @dataclass(frozen=True)
-class Spoken:
+class SpokenText:
     """A recording and what is said in it."""
 
     file: Path
     text: str
 
 
-def read_folder(folder: Path) -> list[Spoken]:
+def read_folder(folder: Path) -> list[SpokenText]:
     """The recordings of a folder (and those below it) that have a transcript, by name.
 
     A transcript is a text file beside a recording, `talk.txt` for `talk.wav`, or a line of a file
@@ -38,7 +38,7 @@ def read_folder(folder: Path) -> list[Spoken]:
             near = (lines for path, lines in lists.items() if path.parent == file.parent)
             text = next((lines[file.stem] for lines in near if file.stem in lines), "")
         if text.strip():
-            found.append(Spoken(file, " ".join(text.split())))
+            found.append(SpokenText(file, " ".join(text.split())))
     if not found:
         raise AudioError(
             f"no recording with a transcript; got {len(files)} recordings in {str(folder)!r}; put "

@@ -21,7 +21,7 @@ COLOURS = {
 }
 
 
-class Line(NamedTuple):
+class TimelineLine(NamedTuple):
     """The calls of one text, from its start on; what no call fills is drafter, rule and host."""
 
     name: str
@@ -35,7 +35,7 @@ class Line(NamedTuple):
         return max(s.end for s in spans) - min(s.start for s in spans)
 
 
-def watched(pair: Speculator, name: str, run: Callable[[Speculator], Generation]) -> Line:
+def watched(pair: Speculator, name: str, run: Callable[[Speculator], Generation]) -> TimelineLine:
     """`run` on a pair whose models' calls are timed, after a first run that warms up.
 
     Drafters without a model of their own have no calls but the target's.
@@ -59,16 +59,16 @@ def watched(pair: Speculator, name: str, run: Callable[[Speculator], Generation]
         for name, model in models.items()
         for span in model.spans
     ]
-    return Line(name, sorted(calls, key=lambda call: call[1].start), done.stats.new_tokens)
+    return TimelineLine(name, sorted(calls, key=lambda call: call[1].start), done.stats.new_tokens)
 
 
-def lines(pair: Speculator, run: Callable[[Speculator], Generation]) -> list[Line]:
+def lines(pair: Speculator, run: Callable[[Speculator], Generation]) -> list[TimelineLine]:
     """As asked, and standard decoding below it."""
     name = f"{pair.engine.drafter.name}, up to {pair.engine.drafter.shapes[0].max_depth} ahead"
     return [watched(pair, name, run), watched(pair.plain(), "standard decoding", run)]
 
 
-def draw(made: Sequence[Line], path: Path) -> None:
+def draw(made: Sequence[TimelineLine], path: Path) -> None:
     """One row a line, a block a call, in milliseconds."""
     figure, grid = drawing.panels(1, 1, (14, 1.2 + 0.9 * len(made)))
     axis = grid[0][0]

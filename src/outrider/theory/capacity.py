@@ -66,7 +66,7 @@ def check(sizes: Sizes, machine: Machine) -> None:
             )
 
 
-class Parts(NamedTuple):
+class CostParts(NamedTuple):
     """Seconds, of which steps are made."""
 
     weights: float  #: W: all weights are read
@@ -77,12 +77,12 @@ class Parts(NamedTuple):
     host: float
 
 
-def parts(sizes: Sizes, machine: Machine) -> Parts:
+def parts(sizes: Sizes, machine: Machine) -> CostParts:
     """What the parts of a step take; weights, cache and operations are shared by the devices."""
     devices = machine.devices
     cache = (machine.cache_bandwidth or machine.bandwidth) * devices
     attends = (machine.attention_flops or machine.flops) * devices
-    return Parts(
+    return CostParts(
         sizes.weight_bytes / (machine.bandwidth * devices),
         sizes.kv_bytes / cache,
         2 * sizes.parameters / (machine.flops * devices),

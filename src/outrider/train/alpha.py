@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outrider.train.features import Text, score
+from outrider.train.features import TrainText, score
 from outrider.train.students import Student
 from outrider.types import LanguageModel
 
@@ -51,7 +51,7 @@ class Alpha(NamedTuple):
 def alpha(
     model: LanguageModel,
     student: Student,
-    texts: Sequence[Text],
+    texts: Sequence[TrainText],
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> Alpha:
     """The draft's alpha on these texts, from whole laws; the target runs once over each."""

@@ -11,8 +11,8 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 from outrider.text.tokens import encode
-from outrider.train.features import Text
-from outrider.train.texts import Piece
+from outrider.train.features import TrainText
+from outrider.train.texts import TextPiece
 
 #: Temperatures of answers in turn: as people use models, and once as it is.
 TEMPERATURES = (0.0, 0.7, 0.0, 0.7, 1.0)
@@ -20,14 +20,14 @@ TEMPERATURES = (0.0, 0.7, 0.0, 0.7, 1.0)
 
 def answered(
     speculator: Speculator,
-    prompts: Sequence[Piece],
+    prompts: Sequence[TextPiece],
     path: Path,
     *,
     tokens: int = 224,
     rows: int = 16,
     seed: int = 0,
     show: Callable[[int, int], None] = lambda done, total: None,
-) -> list[tuple[Text, bool | None]]:
+) -> list[tuple[TrainText, bool | None]]:
     """Answers of up to so many tokens, each with whether it is held out.
 
     They are written to `path` as they come, a JSON object a line; those that are there already
@@ -44,7 +44,7 @@ def answered(
             ]
             made = speculator.generate(ids, settings, Stop(tokens))
             for number, prompt, completion in zip(numbers, ids, made.completions, strict=True):
-                text = Text((*prompt, *completion.token_ids), len(prompt))
+                text = TrainText((*prompt, *completion.token_ids), len(prompt))
                 done.append((text, prompts[number].held_out))
                 row = {"start": text.start, "held_out": done[-1][1], "tokens": text.tokens}
                 file.write(json.dumps(row) + "\n")
@@ -61,7 +61,7 @@ def _prompt(speculator: Speculator, prompt: str) -> list[int]:
 
 
 def _check(
-    speculator: Speculator, prompts: Sequence[Piece], done: Sequence[Text], path: Path
+    speculator: Speculator, prompts: Sequence[TextPiece], done: Sequence[TrainText], path: Path
 ) -> None:
     """Answers that are there already must be to the first of these prompts."""
     right = len(done) <= len(prompts) and all(
@@ -75,11 +75,11 @@ def _check(
         )
 
 
-def _read(path: Path) -> list[tuple[Text, bool | None]]:
+def _read(path: Path) -> list[tuple[TrainText, bool | None]]:
     if not path.exists():
         return []
     whole = path.read_text("utf-8")
     whole = whole[: whole.rfind("\n") + 1]  # a line that was cut off is written again
     path.write_text(whole, "utf-8")
     rows = [json.loads(line) for line in whole.splitlines()]
-    return [(Text(tuple(row["tokens"]), row["start"]), row["held_out"]) for row in rows]
+    return [(TrainText(tuple(row["tokens"]), row["start"]), row["held_out"]) for row in rows]

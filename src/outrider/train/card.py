@@ -8,7 +8,7 @@ from outrider.train.alpha import Alpha
 
 
 @dataclass(frozen=True)
-class Report:
+class TrainReport:
     """What a training came to."""
 
     of: str  #: the target's name
@@ -24,7 +24,7 @@ class Report:
     steps: int
 
 
-def card(report: Report, folder: Path) -> str:
+def card(report: TrainReport, folder: Path) -> str:
     """The card as Markdown."""
     name = folder.resolve().name
     sources = "\n".join(f"| {file} | {count:,} |" for file, count in report.learnt.items())
@@ -61,7 +61,7 @@ min(p, q). Speed is tokens of a step over its cost as measured where it was trai
 """
 
 
-def _rows(report: Report) -> str:
+def _rows(report: TrainReport) -> str:
     lines = []
     for temperature, after in report.after.by_temperature.items():
         before = report.before.by_temperature[temperature]

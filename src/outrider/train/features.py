@@ -20,7 +20,7 @@ SHARD = 16384  #: tokens of a shard, about
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainText:
     """Tokens, of which those from `start` on count: the target's answer behind its prompt."""
 
     tokens: tuple[int, ...]
@@ -39,7 +39,7 @@ class Features:
 
 
 @torch.inference_mode()
-def score(model: LanguageModel, text: Text, taps: tuple[int, ...]) -> Output:
+def score(model: LanguageModel, text: TrainText, taps: tuple[int, ...]) -> Output:
     """The target's logits [1, N, V] of a text, and its states at the taps."""
     tokens_1N = torch.tensor([text.tokens], device=model.device)
     count = tokens_1N.shape[1]
@@ -50,7 +50,7 @@ def score(model: LanguageModel, text: Text, taps: tuple[int, ...]) -> Output:
 
 def record(
     model: LanguageModel,
-    texts: Sequence[Text],
+    texts: Sequence[TrainText],
     taps: tuple[int, ...],
     folder: Path,
     *,
@@ -71,8 +71,8 @@ def record(
         show(number + 1, len(groups))
 
 
-def _grouped(texts: Sequence[Text]) -> Iterator[list[Text]]:
-    group: list[Text] = []
+def _grouped(texts: Sequence[TrainText]) -> Iterator[list[TrainText]]:
+    group: list[TrainText] = []
     for text in texts:
         group.append(text)
         if sum(len(each.tokens) for each in group) >= SHARD:
@@ -83,7 +83,7 @@ def _grouped(texts: Sequence[Text]) -> Iterator[list[Text]]:
 
 
 def _features(
-    model: LanguageModel, text: Text, taps: tuple[int, ...], most: int
+    model: LanguageModel, text: TrainText, taps: tuple[int, ...], most: int
 ) -> dict[str, Tensor]:
     output = score(model, text, taps)
     states = [state[0] for state in output.hidden] or [torch.empty(len(text.tokens), 0)]

@@ -26,10 +26,10 @@ from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
 from outrider.train import answers, texts
 from outrider.train.alpha import Alpha, alpha
-from outrider.train.features import Features, Text, read, record
+from outrider.train.features import Features, TrainText, read, record
 from outrider.train.loop import Progress, Trainer
 from outrider.train.loss import Losses
-from outrider.train.students import Head, Layers, Student, usual_taps
+from outrider.train.students import HeadStudent, LayerStudent, Student, usual_taps
 from outrider.train.task import Task
 from outrider.train.vocabulary import frequent
 
@@ -112,7 +112,7 @@ def _suits(task: Task, config: PretrainedConfig) -> None:
 
 def _texts(
     speculator: Speculator, task: Task, work: Path, show: Show
-) -> tuple[list[Text], list[Text], dict[str, int]]:
+) -> tuple[list[TrainText], list[TrainText], dict[str, int]]:
     """Texts to learn, held-out ones, and how many tokens of which source are learnt."""
     pieces = texts.read(task.data, ("text",))
     prompts = texts.read(task.prompts, ("prompt",))
@@ -140,8 +140,8 @@ def _student(
     torch.manual_seed(task.plan.seed)
     ids_K = frequent(features, vocabulary_of(model.config), task.vocab_size)
     if task.kind == "head":
-        return Head(model, ids_K, taps, task.inner)
-    return Layers(model, ids_K, _layers(model.config, task))
+        return HeadStudent(model, ids_K, taps, task.inner)
+    return LayerStudent(model, ids_K, _layers(model.config, task))
 
 
 def _layers(config: PretrainedConfig, task: Task) -> tuple[int, ...]:

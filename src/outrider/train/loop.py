@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigurationError
 from outrider.train.features import Features
-from outrider.train.loss import Batch, Losses, losses, total
+from outrider.train.loss import Losses, TrainBatch, losses, total
 from outrider.train.students import Student
 from outrider.train.task import Plan
 
@@ -116,7 +116,7 @@ class Trainer:
         self.save()
         return not stopped
 
-    def _step(self, batch: Batch, spent: float) -> list[Losses]:
+    def _step(self, batch: TrainBatch, spent: float) -> list[Losses]:
         for optimiser, rate in zip(self._optimisers, self._rates, strict=True):
             optimiser.param_groups[0]["lr"] = rate * self.plan.scale(spent)
             optimiser.zero_grad()
@@ -134,7 +134,7 @@ class Trainer:
     def _noisy(self, states_BTE: Tensor) -> Tensor:
         return states_BTE + self.plan.noise * states_BTE.std() * torch.randn_like(states_BTE)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[TrainBatch]:
         """Endless; every text once before any twice. Texts of a batch are about equally long."""
         order = random.Random(f"{self.plan.seed} {self.progress.step}")
         taps = len(self.student.taps)
@@ -149,7 +149,7 @@ class Trainer:
                 groups[-1].append(text)
             order.shuffle(groups)
             for group in groups:
-                yield Batch.of(group, taps, self.number_V)
+                yield TrainBatch.of(group, taps, self.number_V)
 
 
 def numbering(ids_K: Tensor | None, vocab_size: int) -> Tensor:

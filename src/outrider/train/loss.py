@@ -13,7 +13,7 @@ from outrider.train.students import Student
 FADE = 0.8  #: weight of a round over that of the round before it
 
 
-class Batch(NamedTuple):
+class TrainBatch(NamedTuple):
     """Texts side by side, right-padded; places with `counts` False are padding or prompt."""
 
     tokens_BT: Tensor
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     counts_BT: Tensor  #: whether the law behind this token is to be learnt
 
     @staticmethod
-    def of(texts: Sequence[Features], taps: int, number_V: Tensor) -> "Batch":
+    def of(texts: Sequence[Features], taps: int, number_V: Tensor) -> "TrainBatch":
         """Texts of one batch. `number_V` says which number a token has in the head's vocabulary."""
         longest = max(len(text.tokens_N) for text in texts)
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
         place = number_V.device
         counts = [torch.arange(len(text.tokens_N)) >= text.start - 1 for text in texts]
-        return Batch(
+        return TrainBatch(
             padded([text.tokens_N for text in texts], 0).long().to(place),
             padded([text.states_NF for text in texts], 0).float().to(place).chunk(max(taps, 1), -1),
             number_V[padded([text.top_ids_NM for text in texts], 0).long().to(place)],
@@ -60,7 +60,7 @@ class Losses(NamedTuple):
         return self._replace(entropy=self.entropy.detach(), overlap=self.overlap.detach())
 
 
-def losses(student: Student, batch: Batch, rounds: int) -> list[Losses]:
+def losses(student: Student, batch: TrainBatch, rounds: int) -> list[Losses]:
     """The sums of each round, over the places whose law the batch wants learnt."""
     sums = []
     for number, read_BTE in enumerate(student.read(batch.tokens_BT, batch.states, rounds)):

@@ -11,7 +11,7 @@ from outrider.loading import load
 from outrider.models.sources import ModelSource, usable
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
-from outrider.train.card import Report, card
+from outrider.train.card import TrainReport, card
 from outrider.train.job import Result
 from outrider.train.task import Task
 
@@ -53,7 +53,7 @@ def publish(result: Result, task: Task) -> str:
     weights = sum(path.stat().st_size for path in task.out.glob("*.safetensors"))
     learnt = sum(result.learnt.values())
     text = card(
-        Report(
+        TrainReport(
             of=task.target,
             kind=task.kind,
             before=result.before,

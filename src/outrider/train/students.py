@@ -47,7 +47,7 @@ class Student(Protocol):
         """Write the folder that `load(draft=...)` reads: weights in bfloat16, a configuration."""
 
 
-class Head:
+class HeadStudent:
     """An EAGLE-3 head of one Llama layer. Embedding and output rows are lent by the target.
 
     It begins as the target's last layer, which reads the embedding of the next token besides.
@@ -121,7 +121,7 @@ def _begin(head: Eagle3, model: PreTrainedModel, taps: int) -> None:
         head.norm.get_parameter("weight").copy_(norms["norm.weight"])
 
 
-class Layers:
+class LayerStudent:
     """Some decoder layers of the target, trained to go without the others."""
 
     taps: tuple[int, ...] = ()

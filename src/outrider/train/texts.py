@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from outrider.errors import ConfigurationError
 from outrider.text.tokens import encode
-from outrider.train.features import Text
+from outrider.train.features import TrainText
 from outrider.types import Tokenizer
 
 #: What is read of a folder.
@@ -17,7 +17,7 @@ LEAST = 1024  #: tokens that training and held-out texts must have together
 SHARE = 20  #: every so manieth text is held out, if none says so itself
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A text or prompt as it stands in a file."""
 
     prompt: str  #: what is not to be learnt, only read; "" for texts
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     held_out: bool | None = None  #: None: nothing is said
 
 
-def read(paths: Sequence[Path], fields: tuple[str, ...]) -> list[Piece]:
+def read(paths: Sequence[Path], fields: tuple[str, ...]) -> list[TextPiece]:
     """The pieces of these files and folders. JSON lines must have the first of `fields`.
 
     Raises ConfigurationError for a file that is not there, cannot be read, or has nothing in it.
@@ -63,14 +63,14 @@ def _files(given: Path) -> list[Path]:
     return [given]
 
 
-def _plain(whole: str, field: str) -> list[Piece]:
+def _plain(whole: str, field: str) -> list[TextPiece]:
     """A file of plain text: one text, or one prompt a line."""
     if field == "prompt":
-        return [Piece(line.strip(), "") for line in whole.splitlines() if line.strip()]
-    return [Piece("", whole)] if whole.strip() else []
+        return [TextPiece(line.strip(), "") for line in whole.splitlines() if line.strip()]
+    return [TextPiece("", whole)] if whole.strip() else []
 
 
-def _rows(path: Path, whole: str, fields: tuple[str, ...]) -> Iterator[Piece]:
+def _rows(path: Path, whole: str, fields: tuple[str, ...]) -> Iterator[TextPiece]:
     for number, line in enumerate(whole.split("\n"), start=1):
         if not line.strip():
             continue
@@ -87,10 +87,12 @@ def _rows(path: Path, whole: str, fields: tuple[str, ...]) -> Iterator[Piece]:
                 f"line {number} of {str(path)!r} is no JSON object with a {fields[0]!r} field; got "
                 f"{line[:60]!r} ({error}); correct it"
             ) from error
-        yield Piece(values["prompt"], values["text"], None if held is None else bool(held))
+        yield TextPiece(values["prompt"], values["text"], None if held is None else bool(held))
 
 
-def tokenized(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[tuple[Text, bool | None]]:
+def tokenized(
+    pieces: Sequence[TextPiece], tokenizer: Tokenizer
+) -> list[tuple[TrainText, bool | None]]:
     """Texts in tokens, long ones in pieces, each with whether it is held out."""
     found = []
     for piece in pieces:
@@ -100,11 +102,13 @@ def tokenized(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[tuple[Text,
             part = tuple(tokens[first : first + LENGTH])
             start = max(1, len(prompt) - first)
             if len(part) > start + 8:
-                found.append((Text(part, start), piece.held_out))
+                found.append((TrainText(part, start), piece.held_out))
     return found
 
 
-def split(texts: Sequence[tuple[Text, bool | None]]) -> tuple[list[Text], list[Text]]:
+def split(
+    texts: Sequence[tuple[TrainText, bool | None]],
+) -> tuple[list[TrainText], list[TrainText]]:
     """Texts to train on, and texts held out. Raises ConfigurationError if there are too few."""
     said = any(held for _, held in texts)
     out = [bool(held) if said else n % SHARE == SHARE // 2 for n, (_, held) in enumerate(texts)]

@@ -30,7 +30,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Part:
+class FindingsPart:
     """A paper, or what is asked besides: its experiments, the first with a picture to be shown."""
 
     name: str
@@ -38,12 +38,12 @@ class Part:
 
 
 PARTS = (
-    Part("Speculation here", ("tasks", "speed")),
-    Part("Leviathan et al. 2023", ("theory", "alpha", "beams")),
-    Part("Chen et al. 2023", ("k-sweep", "chen")),
-    Part("Jeon et al. 2024", ("toy", "budget", "draft-length", "tree")),
-    Part("Wagner et al. 2024", ("wagner",)),
-    Part("Drafts of the target's own layers", ("layers",)),
+    FindingsPart("Speculation here", ("tasks", "speed")),
+    FindingsPart("Leviathan et al. 2023", ("theory", "alpha", "beams")),
+    FindingsPart("Chen et al. 2023", ("k-sweep", "chen")),
+    FindingsPart("Jeon et al. 2024", ("toy", "budget", "draft-length", "tree")),
+    FindingsPart("Wagner et al. 2024", ("wagner",)),
+    FindingsPart("Drafts of the target's own layers", ("layers",)),
 )
 #: A sentence and its verdict; of a formula besides that no model has a part in it.
 Said = tuple[str, Verdict] | tuple[str, Verdict, Literal["formula"]]
@@ -279,7 +279,7 @@ MAKERS: dict[str, Callable[[Tables], Iterator[Said]]] = {
 }
 
 
-def first_page(found: Sequence[Page]) -> Iterator[tuple[Part, list[Finding], list[Page]]]:
+def first_page(found: Sequence[Page]) -> Iterator[tuple[FindingsPart, list[Finding], list[Page]]]:
     """Every part that has an experiment in the folder: what it found, and its pages in order."""
     for part in PARTS:
         mine = sorted(

@@ -12,7 +12,7 @@ from outrider.shipped import WHISPER_DRAFT
 
 
 @dataclass(frozen=True)
-class Run:
+class BookRun:
     """An experiment to be run: the folder of its results, and the command's words."""
 
     name: str
@@ -22,7 +22,7 @@ class Run:
     def timed(self) -> bool:
         """Whether its figures are times, so that nothing may run beside it.
 
-        >>> Run("alpha", ["bench", "alpha", "--timed", "0"]).timed
+        >>> BookRun("alpha", ["bench", "alpha", "--timed", "0"]).timed
         False
         """
         return self.words[1] not in COUNTED and ("--timed", "0") not in pairwise(self.words)
@@ -73,14 +73,14 @@ def planned(
     quick: bool,
     models: Path | None,
     only: Sequence[str] | None = None,
-) -> tuple[list[Run], dict[str, str]]:
+) -> tuple[list[BookRun], dict[str, str]]:
     """What is to be run, in the order of `outrider bench`, and why the rest is not.
 
     Every command without a required option runs on the shipped pair; those of OWN on `models`.
 
     Raises ConfigurationError for a folder that is missing, or a name that is none.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, BookRun] = {}
     absent: dict[str, str] = {}
     options = dict(_commands(app))
     for name, known in options.items():
@@ -127,8 +127,8 @@ def _some_of_them(models: Path) -> None:
 
 
 def _chosen(
-    runs: dict[str, Run], absent: dict[str, str], only: Sequence[str] | None
-) -> tuple[list[Run], dict[str, str]]:
+    runs: dict[str, BookRun], absent: dict[str, str], only: Sequence[str] | None
+) -> tuple[list[BookRun], dict[str, str]]:
     for name in only or ():
         if name not in runs:
             why = absent.get(name, f"known are {', '.join(runs)}")
@@ -150,10 +150,10 @@ def _commands(app: typer.Typer) -> Iterator[tuple[str, dict[str, bool]]]:
 
 def _run(
     name: str, command: str, out: Path, known: dict[str, bool], quick: bool, more: Sequence[str]
-) -> Run:
+) -> BookRun:
     """A command's words. What may have another run beside it takes one core."""
     short = ["--quick"] if quick and "--quick" in known else []
-    run = Run(name, ["bench", command, *short, "--out", str(out / name), *more])
+    run = BookRun(name, ["bench", command, *short, "--out", str(out / name), *more])
     if run.timed or "--threads" not in known:
         return run
-    return Run(name, [*run.words, "--threads", "1"])
+    return BookRun(name, [*run.words, "--threads", "1"])

@@ -16,7 +16,7 @@ from outrider.lab.book.pages import Page
 SHOWN = 40  #: rows of a table; longer ones go on in their CSV file
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """A paper on the first page: its main result, what else is decided, a picture, its pages."""
 
     name: str
@@ -76,14 +76,14 @@ def render(folder: Path) -> str:
     )
 
 
-def _part(part: findings.Part, said: list[Finding], mine: Sequence[Page]) -> Part:
+def _part(part: findings.FindingsPart, said: list[Finding], mine: Sequence[Page]) -> ReportPart:
     drawn = next((page for page in mine if page.pictures), None)
     picture = ""
     if drawn is not None:
         path = drawn.pictures[0]
         picture = svg.inline(path.read_text("utf-8"), f"first-{drawn.anchor}-", path.stem)
     others = said[1:]
-    return Part(
+    return ReportPart(
         part.name,
         said[0] if said else None,
         [one for one in others if one.verdict != "open"],

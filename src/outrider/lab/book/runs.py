@@ -18,7 +18,7 @@ from pathlib import Path
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.lab import machine
-from outrider.lab.book.plan import Run
+from outrider.lab.book.plan import BookRun
 from outrider.lab.papers.record import folder
 
 RECORD = "runs.json"
@@ -41,12 +41,12 @@ class Record:
                 )
             self.document = before
 
-    def done(self, run: Run) -> bool:
+    def done(self, run: BookRun) -> bool:
         """Whether this very command has ended well."""
         row = self.document["runs"].get(run.name, {})
         return (row.get("words"), row.get("code")) == (run.words, 0)
 
-    def keep(self, run: Run, code: int, seconds: float, said: str) -> None:
+    def keep(self, run: BookRun, code: int, seconds: float, said: str) -> None:
         """How a run ended; what it `said` last, if it ended badly."""
         row = {"words": run.words, "code": code, "seconds": seconds, "date": machine.today()}
         self.document["runs"][run.name] = row | ({"said": said} if code else {})
@@ -58,7 +58,7 @@ class Record:
         self.path.write_text(text, encoding="utf-8")
 
 
-def start(run: Run, log: Path) -> int:
+def start(run: BookRun, log: Path) -> int:
     """The command in a process of its own, which ends with this one; its words go to its log."""
     set_ = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
     if not run.timed:
@@ -70,10 +70,10 @@ def start(run: Run, log: Path) -> int:
 
 
 def run_all(
-    runs: Sequence[Run],
+    runs: Sequence[BookRun],
     record: Record,
     say: Callable[[str], None],
-    start: Callable[[Run, Path], int] = start,
+    start: Callable[[BookRun, Path], int] = start,
 ) -> list[str]:
     """Run what has not ended well yet; the names of those that ended badly.
 
@@ -87,12 +87,12 @@ def run_all(
             left.append(run)
     began, ended, failed = time.monotonic(), 0, []
 
-    def tried(run: Run) -> tuple[int, float]:
+    def tried(run: BookRun) -> tuple[int, float]:
         log = folder(record.path.parent / run.name) / LOG
         started = time.monotonic()
         return start(run, log), time.monotonic() - started
 
-    def told(run: Run, code: int, seconds: float) -> None:
+    def told(run: BookRun, code: int, seconds: float) -> None:
         nonlocal ended
         ended += 1
         log = record.path.parent / run.name / LOG
@@ -108,7 +108,7 @@ def run_all(
         ([r for r in left if not r.timed], LANES),
         ([r for r in left if r.timed], 1),
     ):
-        waiting, going = list(some), dict[Future[tuple[int, float]], Run]()
+        waiting, going = list(some), dict[Future[tuple[int, float]], BookRun]()
         with ThreadPoolExecutor(lanes) as pool:
             while waiting or going:
                 while waiting and len(going) < lanes:

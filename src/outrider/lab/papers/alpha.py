@@ -27,7 +27,7 @@ from outrider.lab.papers import (
     published,
     record,
 )
-from outrider.lab.papers.alpha_drafters import DRAFT, Copies
+from outrider.lab.papers.alpha_drafters import DRAFT, AlphaCopies
 from outrider.lab.papers.alpha_measure import LENIENCES, rule_at
 from outrider.lab.papers.alpha_tasks import Rows
 from outrider.lab.papers.record import Tables
@@ -41,7 +41,7 @@ LEVELS = [f"l = {level:g}" for level in LENIENCES]
 
 
 @dataclass(frozen=True)
-class Amount:
+class AlphaAmount:
     """How much is measured."""
 
     tokens: int = 10_000  #: for alpha
@@ -61,7 +61,7 @@ def run(
     prompts: Rows,
     out: Path,
     progress: Show,
-    amount: Amount,
+    amount: AlphaAmount,
     pictures: bool = True,
 ) -> Tables:
     """All tables; `prompts` are rows that `alpha_tasks.tasks` can read."""
@@ -93,7 +93,7 @@ def run(
         alpha = alpha_measure.alpha_of(tally, LENIENCES.index(lenience)).value
         c, capped = costs[name], min(alpha, 0.999)
         gamma = max(length.best_length(capped, c, 12), 1)
-        rule = None if isinstance(sources[name], Copies) else rule_at(temperature, lenience)
+        rule = None if isinstance(sources[name], AlphaCopies) else rule_at(temperature, lenience)
         row = store.get(
             f"speed {name} {temperature} {lenience} {gamma}",
             alpha_measure.speed,
@@ -149,7 +149,7 @@ def _unasked(
     pair: Speculator,
     sources: alpha_drafters.Sources,
     store: record.Store,
-    amount: Amount,
+    amount: AlphaAmount,
     size: record.Row,
 ) -> list[record.Row]:
     """alpha on unconditional text, drawn: greedily there is one text only."""
@@ -165,7 +165,7 @@ def _unasked(
 
 
 def _two_drafts(
-    pair: Speculator, tasks: alpha_measure.Tasks, amount: Amount, store: record.Store
+    pair: Speculator, tasks: alpha_measure.Tasks, amount: AlphaAmount, store: record.Store
 ) -> list[record.Row]:
     two = {
         t: store.get(

@@ -34,7 +34,7 @@ DRAFT = "draft model"
 
 
 @dataclass(frozen=True)
-class Source:
+class AlphaSource:
     """Something a chain can be drawn from: an n-gram table or a model."""
 
     of: Table | LanguageModel
@@ -54,7 +54,7 @@ class Source:
         return ops.probs(scored.laws)[scored.valid_BT]
 
 
-class Copies:
+class AlphaCopies:
     """Chains that are copied from the source: they have no law."""
 
     def drafter(self, gamma: int) -> Drafter:
@@ -62,25 +62,25 @@ class Copies:
         return ReferenceLookup(gamma)
 
 
-Sources: TypeAlias = Mapping[str, Source | Copies]
+Sources: TypeAlias = Mapping[str, AlphaSource | AlphaCopies]
 
 
-def sources(pair: Speculator, prompts: Rows, library: int) -> dict[str, Source | Copies]:
+def sources(pair: Speculator, prompts: Rows, library: int) -> dict[str, AlphaSource | AlphaCopies]:
     """All of them, cheapest first."""
     text = library_tokens(pair, prompts, library)
     vocab = pair.engine.target.vocab_size
-    found: dict[str, Source | Copies] = {
-        name: Source(count(text, vocab, order)) for name, order in ORDERS.items()
+    found: dict[str, AlphaSource | AlphaCopies] = {
+        name: AlphaSource(count(text, vocab, order)) for name, order in ORDERS.items()
     }
     if reads_sources(pair) and pair.hearing is None:  # sound has no tokens to be copied
-        found["reference lookup"] = Copies()
+        found["reference lookup"] = AlphaCopies()
     drafter = pair.engine.drafter
     draft = drafter.model if isinstance(drafter, DraftModel) else None
     layers = (None if draft is None else _layers(pair.notes.draft)), _layers(pair.notes.target)
     if layers[0] is not None:
-        found["draft, first layer"] = Source(cut(pair, pair.notes.draft, [0]))
+        found["draft, first layer"] = AlphaSource(cut(pair, pair.notes.draft, [0]))
     if draft is not None:
-        found[DRAFT] = Source(draft)
+        found[DRAFT] = AlphaSource(draft)
     if layers[1] is not None:
         deep = layers[1]
         left_out = second_tenth(deep)
@@ -93,7 +93,7 @@ def sources(pair: Speculator, prompts: Rows, library: int) -> dict[str, Source |
             ),
         ):
             if 0 < len(keep) < deep:
-                found[name] = Source(cut(pair, pair.notes.target, keep))
+                found[name] = AlphaSource(cut(pair, pair.notes.target, keep))
     return found
 
 

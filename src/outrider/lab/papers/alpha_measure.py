@@ -23,7 +23,7 @@ from outrider.drafters.ngram_table import Table
 from outrider.engine.engine_run import EngineRun, Observer
 from outrider.lab import intervals, measure
 from outrider.lab.papers import record
-from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
+from outrider.lab.papers.alpha_drafters import AlphaCopies, AlphaSource, Sources
 from outrider.lab.papers.alpha_tasks import asked, length
 from outrider.lab.papers.toy import METHODS
 from outrider.types import Draft, LanguageModel, Scores, StepTensors, Verdict, Verifier
@@ -91,7 +91,7 @@ def alphas(
     texts are as long as that takes; where prompts have no more to say there are fewer tokens.
     """
     levels = torch.tensor(LENIENCES, dtype=torch.float64)
-    laws = {name: source for name, source in sources.items() if isinstance(source, Source)}
+    laws = {name: source for name, source in sources.items() if isinstance(source, AlphaSource)}
     tallies = {name: Tally(len(tasks)) for name in sources}
     copies = {
         name: _Seen(levels, temperature, tallies[name]) for name in sources if name not in laws
@@ -223,7 +223,7 @@ def two_drafts(
     how = SamplingParams(temperature, top_p=top_p)
     sides = [
         source.laws(texts, how).double().numpy()
-        for source in (Source(pair.engine.target), Source(model))
+        for source in (AlphaSource(pair.engine.target), AlphaSource(model))
     ]
     p, q = (side / side.sum(-1, keepdims=True) for side in sides)
     places = np.zeros(len(tasks))
@@ -251,7 +251,7 @@ def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
     step = stats.score_ms / stats.engine_steps
     found: record.Row = {}
     for name, source in sources.items():
-        if isinstance(source, Copies):
+        if isinstance(source, AlphaCopies):
             engine = Engine(pair.engine.target, source.drafter(4))
             decoded(engine, [task])
             stats = decoded(engine, [task])[1].stats

@@ -13,7 +13,7 @@ from outrider import Engine, Request, Root, SamplingParams, Speculator
 from outrider.lab import intervals
 from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.papers import record, score
-from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
+from outrider.lab.papers.alpha_drafters import AlphaCopies, AlphaSource, Sources
 from outrider.lab.papers.alpha_measure import ROWS, decoded, rule_at
 from outrider.lab.papers.alpha_tasks import Rows, asked, longest
 from outrider.types import Verifier
@@ -80,8 +80,8 @@ def equal(texts: Sequence[str], plain: Sequence[str], meant: Sequence[str]) -> r
     return equivalence(gaps, MARGIN).row()
 
 
-def _rule(source: Source | Copies, temperature: float) -> Verifier | None:
-    return rule_at(temperature, 1.0) if isinstance(source, Source) else None
+def _rule(source: AlphaSource | AlphaCopies, temperature: float) -> Verifier | None:
+    return rule_at(temperature, 1.0) if isinstance(source, AlphaSource) else None
 
 
 def _texts(

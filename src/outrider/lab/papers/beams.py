@@ -28,7 +28,7 @@ from outrider.types import Drafter
 WIDTHS = (1, 2, 5, 10)
 
 
-class Arm(NamedTuple):
+class BeamArm(NamedTuple):
     """One way to search with w beams."""
 
     width: int
@@ -44,7 +44,7 @@ class Arm(NamedTuple):
         return f"{self.width} {self.name} {self.draft_beams or self.width} {self.ahead}"
 
 
-def arms(pair: Speculator, widths: Sequence[int]) -> Iterator[Arm]:
+def arms(pair: Speculator, widths: Sequence[int]) -> Iterator[BeamArm]:
     """Without anything ahead, copies, the draft model's beams, and what the search chooses.
 
     Without a draft model it chooses among copies.
@@ -52,15 +52,15 @@ def arms(pair: Speculator, widths: Sequence[int]) -> Iterator[Arm]:
     drafter = pair.engine.drafter
     model = drafter.model if isinstance(drafter, DraftModel) else None
     for width in widths:
-        yield Arm(width, "tree", Root(), 0)
+        yield BeamArm(width, "tree", Root(), 0)
         for ahead in (3, 6):
-            yield Arm(width, "copy", PromptLookup(ahead), ahead)
+            yield BeamArm(width, "copy", PromptLookup(ahead), ahead)
         if model is None:
-            yield Arm(width, "copy, chosen", PromptLookup(6), 6, adapts=True)
+            yield BeamArm(width, "copy, chosen", PromptLookup(6), 6, adapts=True)
             continue
         for ahead, wide in ((2, width), (4, width), (2, 2 * width)):
-            yield Arm(width, "draft", DraftModel(model, (1,) * ahead), ahead, wide)
-        yield Arm(width, "draft, chosen", DraftModel(model, (1,) * 4), 4, width, adapts=True)
+            yield BeamArm(width, "draft", DraftModel(model, (1,) * ahead), ahead, wide)
+        yield BeamArm(width, "draft, chosen", DraftModel(model, (1,) * 4), 4, width, adapts=True)
 
 
 def run(
@@ -84,7 +84,7 @@ def run(
     ids = [encode(pair.tokenizer, prompt["prompt"].rstrip()) for prompt in prompts]
     paces = LookaheadDepths()
 
-    def measured(arm: Arm, index: int) -> record.Row:
+    def measured(arm: BeamArm, index: int) -> record.Row:
         request = Request(ids[index], SamplingParams(0), StopConditions(new_tokens, pair.eos_ids))
         chosen = paces.lent(arm.ahead, arm.width, 1)
         with chosen if arm.adapts else nullcontext(LookaheadDepth(arm.ahead, adapts=False)) as pace:
@@ -118,13 +118,13 @@ def run(
     return tables
 
 
-def _search(pair: Speculator, arm: Arm, request: Request, pace: LookaheadDepth) -> Searched:
+def _search(pair: Speculator, arm: BeamArm, request: Request, pace: LookaheadDepth) -> Searched:
     beams = Beams(arm.width, num_return_sequences=arm.width)
     target = pair.engine.target
     return search(target, arm.drafter, [request], beams, False, pace, arm.draft_beams)
 
 
-def row_of(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -> record.Row:
+def row_of(stored: dict[str, record.Row], arm: BeamArm, every: dict[str, BeamArm]) -> record.Row:
     """The line of an arm, of all runs by their keys: arm, prompt and repeat."""
     mine = _runs(stored, arm.key)
     tree = _runs(stored, next(key for key, a in every.items() if a[:2] == (arm.width, "tree")))
@@ -157,7 +157,9 @@ def row_of(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -> re
     }
 
 
-def _predicted(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -> float | None:
+def _predicted(
+    stored: dict[str, record.Row], arm: BeamArm, every: dict[str, BeamArm]
+) -> float | None:
     """Calls a step that `LookaheadDepth` expects of this depth, from what a deeper arm's calls
     answered."""
     kin = [

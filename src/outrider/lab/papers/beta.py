@@ -19,7 +19,7 @@ from outrider import SamplingParams, Speculator, ops
 from outrider.certify.laws import score
 from outrider.lab import intervals
 from outrider.lab.papers import alpha_measure, record
-from outrider.lab.papers.alpha_drafters import Source
+from outrider.lab.papers.alpha_drafters import AlphaSource
 from outrider.lab.papers.alpha_tasks import asked
 from outrider.types import LanguageModel
 
@@ -48,7 +48,7 @@ def recorded(
         scored = score(pair.engine.target, texts, law)
         token = scored.token_BT[scored.valid_BT][:, None]
         target = ops.probs(scored.laws)[scored.valid_BT]
-        draft = Source(model).laws(texts, law)
+        draft = AlphaSource(model).laws(texts, law)
         beta = torch.minimum(target, draft).sum(-1).clamp(max=1)  # float32 may round above it
         kept = (draft.gather(1, token) / target.gather(1, token))[:, 0].clamp(max=1)
         sizes = [len(text.new) for text in texts]

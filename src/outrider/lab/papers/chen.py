@@ -37,7 +37,7 @@ LAWS = ("greedy", "nucleus")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChenRequest:
     """A prompt, and what an answer to it is worth (of its text and ids), in [0, 1]."""
 
     ids: list[int]
@@ -45,17 +45,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Task:
+class ChenTask:
     """One of the table's two tasks."""
 
     name: str
     score: str
     nucleus: SamplingParams
-    prompts: list[Asked]
+    prompts: list[ChenRequest]
 
 
 @dataclass(frozen=True)
-class Amount:
+class ChenAmount:
     """How much is decoded."""
 
     prompts: int = 20  #: of each task
@@ -65,7 +65,7 @@ class Amount:
     seed: int = 0
 
 
-def chat_tasks(pair: Speculator, count: int, run: bool) -> list[Task]:
+def chat_tasks(pair: Speculator, count: int, run: bool) -> list[ChenTask]:
     """Summaries and functions; without `run` code is parsed, and its tests are not run."""
     every = shipped_tasks.tasks()
     found = []
@@ -75,23 +75,23 @@ def chat_tasks(pair: Speculator, count: int, run: bool) -> list[Task]:
     ):
         mine = [task for task in every if task.kind == kind][:count]
         asked = [
-            Asked(
+            ChenRequest(
                 shipped_tasks.token_ids(pair.tokenizer, task.turns),
                 partial(_scored, task, score, run),
             )
             for task in mine
         ]
-        found.append(Task(kind, score, law, asked))
+        found.append(ChenTask(kind, score, law, asked))
     return found
 
 
 def _scored(
-    task: shipped_tasks.Task, score: str, run: bool, text: str, ids: Sequence[int]
+    task: shipped_tasks.PromptTask, score: str, run: bool, text: str, ids: Sequence[int]
 ) -> float:
     return scores(task, text, ids, run)[score]
 
 
-def code_tasks(pair: Speculator, count: int) -> list[Task]:
+def code_tasks(pair: Speculator, count: int) -> list[ChenTask]:
     """Held-out code in two halves, continued: likeness to what stood there, and being Python."""
     rows = read_rows()[: 2 * count]
     half = len(rows) // 2
@@ -101,10 +101,10 @@ def code_tasks(pair: Speculator, count: int) -> list[Task]:
         ("code", "parses", rows[half:], SamplingParams(0.8, top_p=0.95)),
     ):
         asked = [
-            Asked(encode(pair.tokenizer, row["prompt"].rstrip()), partial(_worth, score, row))
+            ChenRequest(encode(pair.tokenizer, row["prompt"].rstrip()), partial(_worth, score, row))
             for row in part
         ]
-        found.append(Task(name, score, law, asked))
+        found.append(ChenTask(name, score, law, asked))
     return found
 
 
@@ -116,10 +116,10 @@ def _worth(score: str, row: record.Row, text: str, ids: Sequence[int]) -> float:
 
 def run(
     pair: Speculator,
-    tasks: Sequence[Task],
+    tasks: Sequence[ChenTask],
     out: Path,
     progress: Show,
-    amount: Amount,
+    amount: ChenAmount,
     pictures: bool = True,
 ) -> record.Tables:
     """Measure what is missing, write and return the tables."""
@@ -135,7 +135,7 @@ def run(
     store = record.Store(out, "chen", settings)
     limit = bandwidth.ceiling(pair.notes.target, pair.notes.dtype)
 
-    def measured(task: Task, law: str, arm: str, number: int, sample: int) -> record.Row:
+    def measured(task: ChenTask, law: str, arm: str, number: int, sample: int) -> record.Row:
         one = task.prompts[number]
         seed = amount.seed + 1000 * sample + number
         how = SamplingParams(0.0) if law == "greedy" else task.nucleus
@@ -198,9 +198,9 @@ class _Runs:
     """What the store holds, prompt by prompt: a prompt's samples count as one."""
 
     store: record.Store
-    amount: Amount
+    amount: ChenAmount
 
-    def each(self, task: Task, law: str, arm: str, name: str) -> list[float]:
+    def each(self, task: ChenTask, law: str, arm: str, name: str) -> list[float]:
         """The mean over a prompt's samples."""
         samples = range(self.amount.samples if law == "nucleus" else 1)
         return [
@@ -211,7 +211,9 @@ class _Runs:
             for number in range(len(task.prompts))
         ]
 
-    def row(self, task: Task, law: str, arm: str, limit: bandwidth.Ceiling) -> record.Row:
+    def row(
+        self, task: ChenTask, law: str, arm: str, limit: bandwidth.BandwidthCeiling
+    ) -> record.Row:
         """A line of table 1, with how the arm stands to the ceiling."""
         tokens = self.each(task, law, arm, "tokens")
         ms = [1e3 * seconds for seconds in self.each(task, law, arm, "seconds")]
@@ -237,7 +239,7 @@ class _Runs:
             "prompts": len(ms),
         }
 
-    def equal(self, task: Task, law: str) -> record.Row:
+    def equal(self, task: ChenTask, law: str) -> record.Row:
         """Whether both kinds of sampling score the same."""
         pairs = zip(
             self.each(task, law, FAST, "score"), self.each(task, law, PLAIN, "score"), strict=True
@@ -263,7 +265,9 @@ class _Runs:
         }
 
 
-def draw(tables: record.Tables, amount: Amount, limit: bandwidth.Ceiling, out: Path) -> None:
+def draw(
+    tables: record.Tables, amount: ChenAmount, limit: bandwidth.BandwidthCeiling, out: Path
+) -> None:
     """Milliseconds per token beside the ceiling, and the differences of scores in their margin."""
     plt = drawing.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")

@@ -20,7 +20,7 @@ TITLES = {
 
 @options.with_asked(without=("prompts",))
 def chen(
-    asked: options.Asked,
+    asked: options.PaperRequest,
     drafter: Annotated[
         str | None,
         typer.Option(help="With --target alone: a drafter that needs no model, e.g. suffix."),
@@ -55,8 +55,8 @@ def chen(
         )
     if asked.target is not None:
         needed(run_code)
-    usual = experiment.Amount()
-    amount = experiment.Amount(
+    usual = experiment.ChenAmount()
+    amount = experiment.ChenAmount(
         count or (4 if asked.quick else usual.prompts),
         samples or (1 if asked.quick else usual.samples),
         48 if asked.quick else usual.new_tokens,

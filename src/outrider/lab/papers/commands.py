@@ -37,7 +37,7 @@ def toy(
 
 
 @options.with_asked(without=("quick",))
-def tree(asked: options.Asked, temperature: Temperature = 1.0) -> None:
+def tree(asked: options.PaperRequest, temperature: Temperature = 1.0) -> None:
     """Jeon et al. 2024 (RSD), figures 2 and 3: one step's trees, both laws, the verdict."""
     from outrider.lab.papers import one_step as experiment
     from outrider.sampling.sampling_params import SamplingParams
@@ -57,7 +57,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
 
     @options.with_asked()
     def command(
-        asked: options.Asked,
+        asked: options.PaperRequest,
         temperature: Temperature = 0.3,
         top_p: options.TopP = 1.0,
         only: Annotated[
@@ -83,7 +83,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             groups = {group: arms for group, arms in groups.items() if str(group) in wanted}
         elif asked.quick:
             groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
-        plan = tree_runs.Plan(
+        plan = tree_runs.TreePlan(
             count,
             choosing,
             samples,
@@ -93,7 +93,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             seed=asked.seed,
         )
         if asked.quick:
-            plan = tree_runs.Plan(
+            plan = tree_runs.TreePlan(
                 8, 8, 1, 32, temperature, top_p, timed=min(timed, 1), rows=8, seed=asked.seed
             )
         pair = asked.pair()
@@ -129,7 +129,7 @@ budget = _trees(
 
 @options.with_asked()
 def k_sweep(
-    asked: options.Asked,
+    asked: options.PaperRequest,
     temperature: Temperature = 1.0,
     top_p: options.TopP = 0.8,
     rule: Annotated[
@@ -162,7 +162,7 @@ def k_sweep(
 
 @options.with_asked()
 def alpha(
-    asked: options.Asked,
+    asked: options.PaperRequest,
     top_p: options.TopP = 1.0,
     timed: Annotated[int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")] = 20,
     recordings: Annotated[
@@ -180,10 +180,10 @@ def alpha(
     from outrider.lab.papers import alpha as experiment
     from outrider.lab.papers import alpha_tasks
 
-    amount = experiment.Amount(timed=timed, seed=asked.seed, top_p=top_p)
+    amount = experiment.AlphaAmount(timed=timed, seed=asked.seed, top_p=top_p)
     if asked.quick:
         tokens = 2048 if recordings is None else 1024  # an encoder takes its time
-        amount = experiment.Amount(
+        amount = experiment.AlphaAmount(
             tokens, 300_000, min(timed, 2), 1, 32, 64, 16, 32, asked.seed, top_p
         )
     rows = options.alpha_rows(asked, recordings, language, 40 if asked.quick else 240)
@@ -207,15 +207,15 @@ def alpha(
 
 @options.with_asked()
 def theory(
-    asked: options.Asked,
+    asked: options.PaperRequest,
     top_p: options.TopP = 1.0,
 ) -> None:
     """Leviathan et al. 2023, table 1 and figures 2-4: formulas, and how real betas keep to them."""
     from outrider.lab.papers import theory as experiment
 
-    amount = experiment.Amount(seed=asked.seed, top_p=top_p)
+    amount = experiment.TheoryAmount(seed=asked.seed, top_p=top_p)
     if asked.quick:
-        amount = experiment.Amount(8, 32, (2, 4), asked.seed, top_p)
+        amount = experiment.TheoryAmount(8, 32, (2, 4), asked.seed, top_p)
     pair = asked.pair()
     with bar("theory") as progress:
         tables = experiment.run(
@@ -231,7 +231,7 @@ def theory(
 
 
 @options.with_asked(without=("pictures", "seed"))
-def beams(asked: options.Asked) -> None:
+def beams(asked: options.PaperRequest) -> None:
     """Leviathan et al. 2023, A.4: beam search, calls and time by w, u and gamma.
 
     With --target alone: the tree and copies, without a draft model's beams.
@@ -254,7 +254,7 @@ def beams(asked: options.Asked) -> None:
 
 @options.with_asked(without=("pictures", "seed", "draft", "dtype"))
 def layers(
-    asked: options.Asked,
+    asked: options.PaperRequest,
     dtype: options.Dtype = "float32",
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", min=0.01, help="Beside 0.")
@@ -263,9 +263,9 @@ def layers(
     """Draft & Verify, LayerSkip: which layers a draft can do without, alpha, c, ideal speed-up."""
     from outrider.lab.papers import layers as experiment
 
-    amount = experiment.Amount(temperature=temperature)
+    amount = experiment.LayersAmount(temperature=temperature)
     if asked.quick:
-        amount = experiment.Amount(2, 32, temperature)
+        amount = experiment.LayersAmount(2, 32, temperature)
     alone = replace(asked, pictures=False, dtype=dtype).load("root")
     rows = read_rows(asked.prompts)[: amount.prompts]
     with bar("layers") as progress:
@@ -280,7 +280,7 @@ def layers(
 
 @options.with_asked(without=("pictures", "seed"))
 def speed(
-    asked: options.Asked,
+    asked: options.PaperRequest,
     num_speculative_tokens: Annotated[
         int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Length of the chain.")
     ] = 4,

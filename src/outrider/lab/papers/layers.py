@@ -41,7 +41,7 @@ DEEPEST = 12  #: longest chain that a speed-up is looked for at
 
 
 @dataclass(frozen=True)
-class Amount:
+class LayersAmount:
     """How much is measured."""
 
     prompts: int = 24
@@ -121,14 +121,14 @@ def alpha_of(found: record.Row, how: str) -> intervals.Interval:
     return intervals.quotient(found[how], found["places"], intervals.SHARE)
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """How many weights a token needs: of each layer, and of the output layer."""
 
     layers: tuple[int, ...]
     head: int
 
     @classmethod
-    def of(cls, source: str) -> "Weights":
+    def of(cls, source: str) -> "LayerWeights":
         """Counted in an empty model of that configuration."""
         model = empty(ModelSource(source, "target"))
         stack = layer_subset.layers_of(model)
@@ -150,10 +150,10 @@ class _Trial:
         prompts: Sequence[record.Row],
         out: Path,
         progress: Show,
-        amount: Amount,
+        amount: LayersAmount,
     ) -> None:
         self.model, self.amount, self.progress = target.engine.target, amount, progress
-        self.weights = Weights.of(target.notes.target)
+        self.weights = LayerWeights.of(target.notes.target)
         self.layers = len(self.weights.layers)
         part(self.model, range(self.layers))  # what cannot run so is refused here
         of = {"of": record.of_prompts(prompts)}
@@ -210,7 +210,7 @@ def run(
     prompts: Sequence[record.Row],
     out: Path,
     progress: Show,
-    amount: Amount,
+    amount: LayersAmount,
 ) -> record.Tables:
     """The table of candidates, and of each layer alone.
 

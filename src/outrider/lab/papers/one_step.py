@@ -15,16 +15,16 @@ from outrider.engine import step
 from outrider.engine.request import Request
 from outrider.lab import drawing
 from outrider.lab.papers import record
-from outrider.lab.papers.trees import Arm
+from outrider.lab.papers.trees import TreeArm
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.types import LanguageModel
 
 ARMS = (
-    Arm("RSD-C", "3-2-1", 3, lambda m: DraftModel(m, (3, 2, 1)), "rejection"),
-    Arm("RSD-S", "3x3", 3, lambda m: Beam(m, 3, 3), "rejection"),
-    Arm("hub + traversal", "3-2-1", 3, lambda m: HubTree(m, (3, 2, 1)), "traversal"),
+    TreeArm("RSD-C", "3-2-1", 3, lambda m: DraftModel(m, (3, 2, 1)), "rejection"),
+    TreeArm("RSD-S", "3x3", 3, lambda m: Beam(m, 3, 3), "rejection"),
+    TreeArm("hub + traversal", "3-2-1", 3, lambda m: HubTree(m, (3, 2, 1)), "traversal"),
 )
 COLOURS = {"kept": "#2a9d4a", "refused": "#c8553d", "not kept": "#999999", "next": "#3566b8"}
 
@@ -47,7 +47,7 @@ class Node:
 
 
 def taken(
-    pair: Speculator, draft_model: LanguageModel, arm: Arm, prompt: str, how: SamplingParams
+    pair: Speculator, draft_model: LanguageModel, arm: TreeArm, prompt: str, how: SamplingParams
 ) -> tuple[list[Node], str]:
     """The nodes of one step behind a prompt, without the root, and the next token's text."""
     ids = encode(pair.tokenizer, prompt)

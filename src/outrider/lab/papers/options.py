@@ -55,7 +55,7 @@ RESULTS = Path("bench-results")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PaperRequest:
     """What every experiment on a pair is told; `with_asked` makes options of it."""
 
     out: Out = RESULTS
@@ -92,8 +92,8 @@ class Asked:
         return self.pair() if self.target is None or self.draft is not None else self.load("root")
 
 
-#: A command whose parameter `asked` is typed as one option for each field of `Asked`.
-with_asked = partial(gathered, "asked", Asked)
+#: A command whose parameter `asked` is typed as one option for each field of `PaperRequest`.
+with_asked = partial(gathered, "asked", PaperRequest)
 
 
 def layers_of(given: str) -> tuple[int, ...]:
@@ -118,7 +118,9 @@ def reads_sources(target: str | None) -> bool:
         return False
 
 
-def alpha_rows(asked: Asked, recordings: Path | None, language: str, most: int) -> list[Row] | None:
+def alpha_rows(
+    asked: PaperRequest, recordings: Path | None, language: str, most: int
+) -> list[Row] | None:
     """What `bench alpha` is measured on, if it is not what the model itself asks for."""
     from outrider.lab.papers.alpha_tasks import recorded_rows
 

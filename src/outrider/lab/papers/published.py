@@ -69,7 +69,7 @@ def stated(paper: str, what: str) -> float:
     return float(found[0]["value"])
 
 
-class Tree(NamedTuple):
+class PublishedTree(NamedTuple):
     """A row of Jeon's C.5: lengths or budgets (`group`), and what it reached."""
 
     of: tuple[str, str, str]  #: target, draft, task
@@ -85,7 +85,7 @@ class Tree(NamedTuple):
 
 
 @cache
-def jeon(experiment: str) -> tuple[Tree, ...]:
+def jeon(experiment: str) -> tuple[PublishedTree, ...]:
     """All rows of "draft-length" (tables 1 to 27) or "budget" (28 to 54), plain decoding's too.
 
     >>> [round(one.efficiency, 2) for one in jeon("budget") if one.of == REFERENCE][:3]
@@ -93,7 +93,7 @@ def jeon(experiment: str) -> tuple[Tree, ...]:
     """
     kind = {"draft-length": "length", "budget": "budget"}[experiment]
     return tuple(
-        Tree(
+        PublishedTree(
             (what["target"], what["draft"], what["task"]),
             what[kind],
             what["method"],
@@ -105,9 +105,11 @@ def jeon(experiment: str) -> tuple[Tree, ...]:
     )
 
 
-def best_trees(experiment: str, of: tuple[str, str, str] = REFERENCE) -> dict[int, dict[str, Tree]]:
+def best_trees(
+    experiment: str, of: tuple[str, str, str] = REFERENCE
+) -> dict[int, dict[str, PublishedTree]]:
     """group -> method -> the row of the best block efficiency, as figures 4 to 9 show them."""
-    found: dict[int, dict[str, Tree]] = {}
+    found: dict[int, dict[str, PublishedTree]] = {}
     for one in jeon(experiment):
         if one.of == of and one.tree:
             known = found.setdefault(one.group, {}).get(one.method)

@@ -2,8 +2,8 @@
 
 Arms take turns on every prompt in one process, with one dtype and one packing; times are those of
 decoding, without the prompt. The ceiling is what the measured acceptance and the models' own times
-would allow if everything else were free (`measure.Ceiling`); each is measured apart, so that it can
-be passed by a little.
+would allow if everything else were free (`measure.SpeedCeiling`); each is measured apart, so that
+it can be passed by a little.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ LENGTHS = (1, 3, 5, 7, 10)  #: gamma of figures 2 and 4
 
 
 @dataclass(frozen=True)
-class Amount:
+class TheoryAmount:
     """How much is decoded."""
 
     prompts: int = 48
@@ -79,7 +79,7 @@ def run(
     prompts: alpha_tasks.Rows,
     out: Path,
     progress: Show,
-    amount: Amount,
+    amount: TheoryAmount,
     pictures: bool = True,
 ) -> Tables:
     """All tables; texts are at T = 0 and T = 1."""

@@ -7,11 +7,11 @@ beside ours, all of them give the range and how often a difference has its sign.
 import statistics
 
 from outrider.lab.papers import published
-from outrider.lab.papers.published import REFERENCE, Tree
+from outrider.lab.papers.published import REFERENCE, PublishedTree
 from outrider.lab.papers.record import Row
 
 
-def _row(experiment: str, one: Tree) -> Row:
+def _row(experiment: str, one: PublishedTree) -> Row:
     found: Row = {"group": one.group, "method": one.method, "tree": one.tree}
     found |= {name: one.values[name] for name in ("block efficiency", "MBSU")}
     found["rate"] = one.values["tokens/s"] / published.plain_rate(experiment, one.of)

@@ -15,18 +15,18 @@ from outrider import verifiers
 from outrider.errors import ConfigurationError
 from outrider.lab.papers import record
 from outrider.lab.papers.score_code import parses, similarity
-from outrider.lab.papers.trees import PLAIN, Arm
+from outrider.lab.papers.trees import PLAIN, TreeArm
 from outrider.lab.progress import Show
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 
 Prompts = Sequence[dict[str, str]]
-Groups = dict[int, list[Arm]]
+Groups = dict[int, list[TreeArm]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TreePlan:
     """How much is decoded."""
 
     prompts: int = 80  #: judging prompts
@@ -47,7 +47,7 @@ class Measured:
     every: dict[tuple[int, str, str], record.Row]
     chosen: dict[tuple[int, str, str], record.Row]
     times: dict[tuple[int, str], list[record.Row]]
-    arms: dict[tuple[int, str], Arm]  #: the chosen one of each group and method
+    arms: dict[tuple[int, str], TreeArm]  #: the chosen one of each group and method
 
 
 def measure(
@@ -55,7 +55,7 @@ def measure(
     groups: Groups,
     pair: Speculator,
     prompts: Prompts,
-    plan: Plan,
+    plan: TreePlan,
     out: Path,
     progress: Show,
 ) -> tuple[record.Store, Measured]:
@@ -72,10 +72,10 @@ def measure(
     draft = record.draft_of(pair)
     jobs = [(group, arm) for group, arms in groups.items() for arm in arms]
 
-    def using(arm: Arm) -> Speculator:
+    def using(arm: TreeArm) -> Speculator:
         return pair.using(arm.make(draft), verifiers.get(arm.rule))
 
-    def decoded(arm: Arm, part: Prompts, seed: int) -> record.Row:
+    def decoded(arm: TreeArm, part: Prompts, seed: int) -> record.Row:
         return decode(using(arm), part, plan, seed)
 
     every = {}
@@ -94,17 +94,17 @@ def measure(
     return store, Measured(every, judged, times, arms)
 
 
-def split(prompts: Prompts, plan: Plan) -> tuple[Prompts, Prompts]:
+def split(prompts: Prompts, plan: TreePlan) -> tuple[Prompts, Prompts]:
     """Choosing prompts and judging prompts; a third chooses where there are too few for both."""
     few = min(plan.choosing, max(len(prompts) // 3, 1))
     return prompts[:few], prompts[few : few + plan.prompts]
 
 
 def best(
-    jobs: Sequence[tuple[int, Arm]], every: dict[tuple[int, str, str], record.Row]
-) -> dict[tuple[int, str], Arm]:
+    jobs: Sequence[tuple[int, TreeArm]], every: dict[tuple[int, str, str], record.Row]
+) -> dict[tuple[int, str], TreeArm]:
     """The tree of the best block efficiency of each group and method."""
-    found: dict[tuple[int, str], Arm] = {}
+    found: dict[tuple[int, str], TreeArm] = {}
     reached: dict[tuple[int, str], float] = {}
     for group, arm in jobs:
         row = every[group, arm.method, arm.tree]
@@ -124,7 +124,7 @@ def efficiency(row: record.Row, units: Sequence[int]) -> float:
     return float(1 + sum(row["accepted"][u] for u in units) / steps)
 
 
-def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> record.Row:
+def decode(speculator: Speculator, prompts: Prompts, plan: TreePlan, seed: int) -> record.Row:
     """Counts and task scores of one completion per prompt."""
     stop = Stop(plan.new_tokens, token_ids=())
     found: dict[str, list[float]] = {n: [] for n in ("steps", "accepted", "parsed", "alike")}
@@ -145,10 +145,10 @@ def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> r
 
 def _judged(
     store: record.Store,
-    arms: dict[tuple[int, str], Arm],
-    decoded: Callable[[Arm, Prompts, int], record.Row],
+    arms: dict[tuple[int, str], TreeArm],
+    decoded: Callable[[TreeArm, Prompts, int], record.Row],
     prompts: Prompts,
-    plan: Plan,
+    plan: TreePlan,
     progress: Show,
 ) -> dict[tuple[int, str, str], record.Row]:
     """Counts per prompt, summed over its samples. One batch of prompts for all methods in turn."""
@@ -181,10 +181,10 @@ def _judged(
 
 def _times(
     store: record.Store,
-    arms: dict[tuple[int, str], Arm],
-    using: Callable[[Arm], Speculator],
+    arms: dict[tuple[int, str], TreeArm],
+    using: Callable[[TreeArm], Speculator],
     prompts: Prompts,
-    plan: Plan,
+    plan: TreePlan,
     progress: Show,
 ) -> dict[tuple[int, str], list[record.Row]]:
     """Milliseconds of each part per step, prompts outside and methods inside."""
@@ -217,7 +217,7 @@ def _times(
     return times
 
 
-def _settings(plan: Plan, pair: Speculator, prompts: str) -> record.Row:
+def _settings(plan: TreePlan, pair: Speculator, prompts: str) -> record.Row:
     """What a stored measurement depends on: more samples or times may join it later."""
     free = {"prompts", "samples", "timed", "rows"}
     kept = {k: v for k, v in asdict(plan).items() if k not in free}

@@ -7,8 +7,8 @@ from pathlib import Path
 from outrider.lab import drawing, intervals
 from outrider.lab.papers import record, tree_published, tree_runs
 from outrider.lab.papers.record import Tables
-from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Prompts, efficiency
-from outrider.lab.papers.trees import PLAIN, Arm
+from outrider.lab.papers.tree_runs import Groups, Measured, Prompts, TreePlan, efficiency
+from outrider.lab.papers.trees import PLAIN, TreeArm
 from outrider.lab.progress import Show
 from outrider.models.flops import empty
 from outrider.models.sources import ModelSource
@@ -34,7 +34,7 @@ def run(
     groups: Groups,
     pair: Speculator,
     prompts: Prompts,
-    plan: Plan,
+    plan: TreePlan,
     out: Path,
     progress: Show,
     pictures: bool = True,
@@ -78,7 +78,7 @@ def per_second(times: Sequence[record.Row]) -> intervals.Statistic:
     return intervals.over([t["steps"] for t in times], [t["seconds"] for t in times])
 
 
-def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> record.Row:
+def _row(found: Measured, key: tuple[int, str], arm: TreeArm, ratio: float) -> record.Row:
     """One line.
 
     Rates take the time of a step from the timed prompts, paired with plain's, and its tokens from
@@ -115,7 +115,7 @@ def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> recor
     return made
 
 
-def _tree_row(found: Measured, group: int, arm: Arm) -> record.Row:
+def _tree_row(found: Measured, group: int, arm: TreeArm) -> record.Row:
     row = found.every[group, arm.method, arm.tree]
     tau = intervals.interval(partial(efficiency, row), len(row["steps"]), intervals.LOG)
     return {

@@ -13,7 +13,7 @@ Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Arm:
+class TreeArm:
     """A method with one of its trees."""
 
     method: str
@@ -24,11 +24,11 @@ class Arm:
 
 
 #: one token per target call, the unit of every speed-up
-PLAIN = Arm("plain", "", 0, lambda m: Root(), "match")
+PLAIN = TreeArm("plain", "", 0, lambda m: Root(), "match")
 
 
-def _chain(length: int, method: str, rule: str) -> Arm:
-    return Arm(method, str(length), length, lambda m: DraftModel(m, (1,) * length), rule)
+def _chain(length: int, method: str, rule: str) -> TreeArm:
+    return TreeArm(method, str(length), length, lambda m: DraftModel(m, (1,) * length), rule)
 
 
 def _dashed(counts: Counts) -> str:
@@ -37,7 +37,7 @@ def _dashed(counts: Counts) -> str:
 
 def _arms(
     lengths: Sequence[int], paths: Sequence[tuple[int, int]], trees: Sequence[Counts]
-) -> list[Arm]:
+) -> list[TreeArm]:
     found = []
     for length in lengths:
         found += [_chain(length, "SD", "rejection"), _chain(length, "block", "block")]
@@ -45,21 +45,21 @@ def _arms(
         name = f"{width}x{depth}"
         for method, rule in (("SpecInfer", "multi_round"), ("SpecTr", "kseq")):
             made = lambda m, w=width, d=depth: Paths(m, w, d)  # noqa: E731
-            found.append(Arm(method, name, depth, made, rule))
+            found.append(TreeArm(method, name, depth, made, rule))
         beam = lambda m, w=width, d=depth: Beam(m, w, d)  # noqa: E731
-        found.append(Arm("RSD-S", name, depth, beam, "rejection"))
-        found.append(Arm("RSD-S + traversal", name, depth, beam, "traversal"))
+        found.append(TreeArm("RSD-S", name, depth, beam, "rejection"))
+        found.append(TreeArm("RSD-S + traversal", name, depth, beam, "traversal"))
     for counts in trees:
         name = _dashed(counts)
         drawn = lambda m, c=counts: DraftModel(m, c)  # noqa: E731
-        found.append(Arm("RSD-C", name, len(counts), drawn, "rejection"))
-        found.append(Arm("RSD-C + traversal", name, len(counts), drawn, "traversal"))
+        found.append(TreeArm("RSD-C", name, len(counts), drawn, "rejection"))
+        found.append(TreeArm("RSD-C + traversal", name, len(counts), drawn, "traversal"))
         hub = lambda m, c=counts: HubTree(m, c)  # noqa: E731
-        found.append(Arm("hub + traversal", name, len(counts), hub, "traversal"))
+        found.append(TreeArm("hub + traversal", name, len(counts), hub, "traversal"))
     return found
 
 
-def draft_lengths() -> dict[int, list[Arm]]:
+def draft_lengths() -> dict[int, list[TreeArm]]:
     """C.3.1: draft length L -> arms."""
     return {
         2: _arms([2], [(2, 2), (3, 2)], [(2, 2), (2, 1), (3, 1)]),
@@ -69,7 +69,7 @@ def draft_lengths() -> dict[int, list[Arm]]:
     }
 
 
-def budgets() -> dict[int, list[Arm]]:
+def budgets() -> dict[int, list[TreeArm]]:
     """C.3.2: tokens that the target scores in a call, the pending one left out -> arms."""
     return {
         6: _arms([6], [(2, 3), (3, 2)], [(2, 1, 1), (2, 2), (3, 1)]),

@@ -26,7 +26,7 @@ from outrider.integrations.transformers import NAME, checked, speculative_sampli
 from outrider.lab import intervals, measure, profiling
 from outrider.lab.intervals import Interval
 from outrider.lab.papers.record import Row
-from outrider.lab.papers.wagner_pairs import Pair
+from outrider.lab.papers.wagner_pairs import WagnerPair
 from outrider.ops.baselines import Paper
 
 START = 5  #: drafted tokens of a text's first step, where nothing else is asked
@@ -34,7 +34,7 @@ Verify = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass
-class Calls:
+class WagnerCalls:
     """What happened inside the verification function during one text."""
 
     seconds: list[float] = field(default_factory=list)  #: by the clock
@@ -46,10 +46,10 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Text:
+class WagnerText:
     """One generation: its calls, seconds of the whole, tokens, text and most memory in use."""
 
-    calls: Calls
+    calls: WagnerCalls
     wall: float
     tokens: int
     text: str
@@ -57,17 +57,17 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Arm:
+class WagnerArm:
     """One method over all prompts, in their order."""
 
     name: str
     exact: bool
     gamma: int
-    texts: list[Text]
+    texts: list[WagnerText]
     worth: Interval | None  #: the texts' score; None without references
 
     def total(self, part: str) -> list[float]:
-        """Of each prompt the sum of one of the fields of `Calls`."""
+        """Of each prompt the sum of one of the fields of `WagnerCalls`."""
         return [float(sum(vars(text.calls)[part])) for text in self.texts]
 
     @property
@@ -102,7 +102,7 @@ class Arm:
         """The name; a method that changes the law says so."""
         return self.name if self.exact else f"{self.name} (lossy)"
 
-    def row(self, base: "Arm", score: str, by: str = "seconds") -> Row:
+    def row(self, base: "WagnerArm", score: str, by: str = "seconds") -> Row:
         """The paper's columns: against `base`, paired by prompt, times by the clock or profiled."""
         each = [1e3 * seconds for text in self.texts for seconds in vars(text.calls)[by]]
         step, accepted = self.step_ms(by), self.acceptance()
@@ -158,7 +158,7 @@ def percent(share: Interval) -> str:
     return Interval(value, low, high, share.prompts).text(1)
 
 
-def _of_steps(ours: Arm, theirs: Arm, by: str) -> Interval:
+def _of_steps(ours: WagnerArm, theirs: WagnerArm, by: str) -> Interval:
     own = intervals.over(ours.total(by), ours.counts)
     base = intervals.over(theirs.total(by), theirs.counts)
     return intervals.interval(
@@ -179,7 +179,7 @@ def methods(bound: float = 1e4) -> dict[str, tuple[Verify, bool]]:
 
 @contextmanager
 def measured(
-    verify: Verify, calls: Calls, *, predict: Paper | None = None, profile: bool = False
+    verify: Verify, calls: WagnerCalls, *, predict: Paper | None = None, profile: bool = False
 ) -> Iterator[None]:
     """transformers calls `verify` inside this block and `calls` fills up."""
     original = checked()
@@ -222,29 +222,29 @@ def _clock(tensor: Tensor) -> float:
 
 
 def compare(
-    pair: Pair, arms: dict[str, tuple[Verify, bool]], *, tokens: int, gamma: int, seed: int,
+    pair: WagnerPair, arms: dict[str, tuple[Verify, bool]], *, tokens: int, gamma: int, seed: int,
     prompts: int, predict: Paper | None = None, profile: bool = False,
-) -> list[Arm]:  # fmt: skip
+) -> list[WagnerArm]:  # fmt: skip
     """Every method on every prompt, in turn, the first one rotating; gamma starts from `gamma`."""
     names = list(arms)
     for name in names:  # warm-up
-        with measured(arms[name][0], Calls(), profile=profile):
+        with measured(arms[name][0], WagnerCalls(), profile=profile):
             generate(pair, 0, 6, gamma, seed, heuristic=True)
     clock = time.perf_counter if pair.device.type == "cuda" else time.thread_time
     count = min(prompts, len(pair.prompts))
-    texts: dict[str, list[Text]] = {name: [] for name in names}
+    texts: dict[str, list[WagnerText]] = {name: [] for name in names}
     for _, number, name in measure.turns(names, count):
         verify, exact = arms[name]
-        calls, peak, start = Calls(), profiling.Peak(pair.device), clock()
+        calls, peak, start = WagnerCalls(), profiling.Peak(pair.device), clock()
         with measured(verify, calls, predict=None if exact else predict, profile=profile):
             ids = generate(pair, number, tokens, gamma, seed + number, heuristic=True)
         wall = clock() - start
-        texts[name].append(Text(calls, wall, len(ids), pair.decode(ids), peak.megabytes()))
-    return [Arm(name, arms[name][1], gamma, texts[name], _worth(pair, texts[name]))
+        texts[name].append(WagnerText(calls, wall, len(ids), pair.decode(ids), peak.megabytes()))
+    return [WagnerArm(name, arms[name][1], gamma, texts[name], _worth(pair, texts[name]))
             for name in names]  # fmt: skip
 
 
-def _worth(pair: Pair, texts: Sequence[Text]) -> Interval | None:
+def _worth(pair: WagnerPair, texts: Sequence[WagnerText]) -> Interval | None:
     references = [prompt.reference for prompt in pair.prompts[: len(texts)]]
     if not any(references):
         return None
@@ -252,7 +252,7 @@ def _worth(pair: Pair, texts: Sequence[Text]) -> Interval | None:
 
 
 def generate(
-    pair: Pair, number: int, tokens: int, gamma: int, seed: int, temperature: float = 1.0,
+    pair: WagnerPair, number: int, tokens: int, gamma: int, seed: int, temperature: float = 1.0,
     *, heuristic: bool = False,
 ) -> list[int]:  # fmt: skip
     """New tokens of one prompt by assisted generation, no filters.

@@ -9,7 +9,7 @@ from outrider.errors import ConfigurationError
 from outrider.lab.papers import options
 
 if TYPE_CHECKING:
-    from outrider.lab.papers.wagner_pairs import Pair
+    from outrider.lab.papers.wagner_pairs import WagnerPair
 
 TITLES = {
     "methods": "verification by the clock: {prompts} texts of up to {tokens} tokens, T = 1, gamma "
@@ -38,7 +38,7 @@ READING = (
 
 @options.with_asked(without=("quick", "prompts", "dtype", "threads"))
 def wagner(
-    asked: options.Asked,
+    asked: options.PaperRequest,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer prompts and tokens: ten minutes on two cores.")
     ] = False,
@@ -123,7 +123,7 @@ def _pair(
     device: str,
     dtype: str,
     quick: bool,
-) -> "Pair":
+) -> "WagnerPair":
     """The pair, after everything that can be refused before weights are read."""
     from outrider.lab.papers.wagner_pairs import load_pair, shipped_pair
     from outrider.lab.prompts import read_rows

@@ -11,8 +11,8 @@ import torch
 
 from outrider.certify.report import Row
 from outrider.lab import measure
-from outrider.lab.papers.wagner_pairs import Pair
-from outrider.lab.recordings import Spoken
+from outrider.lab.papers.wagner_pairs import WagnerPair
+from outrider.lab.recordings import SpokenText
 from outrider.loading import load
 from outrider.speech.result import TranscriptStats
 from outrider.stats import RequestStats
@@ -22,7 +22,7 @@ TEMPERATURES = (0.0, 1.0)
 
 
 def run(
-    pair: Pair, target: str, draft: str, language: str | None, dtype: str, count: int
+    pair: WagnerPair, target: str, draft: str, language: str | None, dtype: str, count: int
 ) -> list[Row]:
     """Word errors and times of the first `count` recordings at T = 0 and 1; every row is exact."""
     threads = torch.get_num_threads()
@@ -37,9 +37,9 @@ def run(
 
 
 def _rows(
-    pair: Pair,
+    pair: WagnerPair,
     arms: dict[str, Speculator],
-    recordings: Sequence[Spoken],
+    recordings: Sequence[SpokenText],
     language: str | None,
     temperature: float,
 ) -> list[Row]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from outrider.errors import ConfigurationError
 from outrider.lab.papers.score import ROUGE_1, Score
 from outrider.lab.prompts import read_rows
-from outrider.lab.recordings import Spoken
+from outrider.lab.recordings import SpokenText
 from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.models import layer_subset
 from outrider.models.config import read
@@ -23,7 +23,7 @@ from outrider.shipped import shipped
 
 
 @dataclass(frozen=True)
-class Prompt:
+class WagnerPrompt:
     """What `generate` is given for one text.
 
     length     tokens of its result that are not new
@@ -36,7 +36,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Pair:
+class WagnerPair:
     """Two models that share a tokenizer, and what they are tried on.
 
     longest     tokens that a whole text may need; None: as many as the protocol says
@@ -47,12 +47,12 @@ class Pair:
     name: str
     target: PreTrainedModel
     draft: PreTrainedModel
-    prompts: list[Prompt]
+    prompts: list[WagnerPrompt]
     decode: Callable[[list[int]], str]
     score: Score = ROUGE_1
     longest: int | None = None
     bound: float = 1e4
-    recordings: tuple[Spoken, ...] = ()
+    recordings: tuple[SpokenText, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -60,7 +60,7 @@ class Pair:
         return torch.device(self.target.device)
 
 
-def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
+def tiny_pair(vocab: int, device: str = "cpu") -> WagnerPair:
     """A pair with random weights and a large vocabulary: agreement is constructed, not trained."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -78,7 +78,7 @@ def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
             weight.add_(0.02 * torch.randn_like(weight))
     prompts = [continued(list(range(5 * i + 1, 5 * i + 6)), "", device) for i in range(4)]
     name = f"random weights, V={vocab}, constructed agreement"
-    return Pair(name, target, draft, prompts, lambda ids: "")
+    return WagnerPair(name, target, draft, prompts, lambda ids: "")
 
 
 def load_pair(
@@ -88,7 +88,7 @@ def load_pair(
     device: str,
     dtype: str = "float32",
     skip: Collection[int] = (),
-) -> Pair:
+) -> WagnerPair:
     """Two models of transformers with one tokenizer; rows have `prompt` and `reference`.
 
     To an encoder-decoder a prompt is the text that it reads: a summary's article. None are the
@@ -114,7 +114,7 @@ def load_pair(
     for ids, reference in _asked(tokenizer) if rows is None else _given(rows, tokenizer, reads):
         prompt = continued(ids, reference, device)
         prompts.append(replace(prompt, length=1) if reads else prompt)  # 1: the decoder's start
-    return Pair(
+    return WagnerPair(
         f"{target} with {name}", big, small, prompts,
         lambda found: str(tokenizer.decode(found, skip_special_tokens=True)),
     )  # fmt: skip
@@ -151,10 +151,12 @@ def without_layers(model: PreTrainedModel, skip: Collection[int]) -> PreTrainedM
     return layer_subset.cut(model, kept).eval()
 
 
-def continued(ids: list[int], reference: str, device: str) -> Prompt:
+def continued(ids: list[int], reference: str, device: str) -> WagnerPrompt:
     """Token ids that a decoder goes on from."""
     row = torch.tensor([ids], device=device)
-    return Prompt({"input_ids": row, "attention_mask": torch.ones_like(row)}, len(ids), reference)
+    return WagnerPrompt(
+        {"input_ids": row, "attention_mask": torch.ones_like(row)}, len(ids), reference
+    )
 
 
 def weights(source: ModelSource, device: str, dtype: str) -> PreTrainedModel:
@@ -173,7 +175,7 @@ def shipped_pair(
     device: str = "cpu",
     prompts: Sequence[dict[str, str]] | None = None,
     dtype: str = "float32",
-) -> Pair:
+) -> WagnerPair:
     """The packaged Python-code pair on its held-out prompts, or on others."""
     rows = read_rows()[:count] if prompts is None else prompts
     pair = load_pair(str(shipped("target")), str(shipped("draft")), rows, device, dtype)

@@ -15,8 +15,8 @@ from transformers import GenerationMixin, PreTrainedModel, WhisperForCausalLM
 
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
 from outrider.lab.papers.score import word_errors
-from outrider.lab.papers.wagner_pairs import Pair, Prompt, weights
-from outrider.lab.recordings import Spoken
+from outrider.lab.papers.wagner_pairs import WagnerPair, WagnerPrompt, weights
+from outrider.lab.recordings import SpokenText
 from outrider.models.config import hears
 from outrider.models.layer_subset_source import LayerSubsetSource, is_folder
 from outrider.models.sources import ModelSource, read_tokenizer
@@ -32,11 +32,11 @@ BOUND = 1e3  # the paper's alpha and beta for speech
 def speech_pair(
     target: str,
     draft: str,
-    recordings: Sequence[Spoken],
+    recordings: Sequence[SpokenText],
     language: str | None,
     device: str,
     dtype: str = "float32",
-) -> Pair:
+) -> WagnerPair:
     """A Whisper with a draft on recordings of at most a window; longer ones are left out.
 
     Raises ConfigurationError for a model that is no Whisper, VocabularyMismatch for a draft with
@@ -74,14 +74,14 @@ def speech_pair(
             f"{len(recordings)} longer ones; cut them at pauses"
         )
     left_out = len(recordings) - len(both)
-    return Pair(
+    return WagnerPair(
         f"{target} with {draft}" + (f" ({left_out} recordings too long)" if left_out else ""),
         big, small, [made for _, made in both], hearing.text, word_errors(code),
         hearing.context // 2, BOUND, tuple(one for one, _ in both),
     )  # fmt: skip
 
 
-def _prompt(hearing: WhisperModel, spoken: Spoken, language: str | None) -> Prompt | None:
+def _prompt(hearing: WhisperModel, spoken: SpokenText, language: str | None) -> WagnerPrompt | None:
     """The frames of a recording and what its text begins with; None if it is too long."""
     recording = look(spoken.file, 0, None, hearing.rate)
     if recording.seconds > hearing.seconds(hearing.frames):
@@ -94,7 +94,7 @@ def _prompt(hearing: WhisperModel, spoken: Spoken, language: str | None) -> Prom
         "input_features": features,
         "decoder_input_ids": torch.tensor([ids], device=model.device),
     }
-    return Prompt(arguments, len(ids), spoken.text)
+    return WagnerPrompt(arguments, len(ids), spoken.text)
 
 
 def decoder(source: LayerSubsetSource, dtype: str, device: torch.device) -> PreTrainedModel:

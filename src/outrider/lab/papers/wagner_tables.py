@@ -18,8 +18,16 @@ import torch
 
 from outrider.lab.papers import published
 from outrider.lab.papers.record import Row, Tables
-from outrider.lab.papers.wagner import START, Arm, Verify, allocated, compare, methods, percent
-from outrider.lab.papers.wagner_pairs import Pair, shipped_pair, tiny_pair
+from outrider.lab.papers.wagner import (
+    START,
+    Verify,
+    WagnerArm,
+    allocated,
+    compare,
+    methods,
+    percent,
+)
+from outrider.lab.papers.wagner_pairs import WagnerPair, shipped_pair, tiny_pair
 from outrider.ops.baselines import Paper
 
 GAMMAS = tuple(range(1, 21))
@@ -58,7 +66,7 @@ def _together(score: str) -> list[Row]:
 
 
 def run(
-    pair: Pair | None = None,
+    pair: WagnerPair | None = None,
     *,
     quick: bool = False,
     gammas: Sequence[int] | None = None,
@@ -92,7 +100,7 @@ def run(
 
     def tried(
         some: dict[str, tuple[Verify, bool]], gamma: int, size: int, profile: bool
-    ) -> list[Arm]:
+    ) -> list[WagnerArm]:
         return compare(pair, some, tokens=tokens, gamma=gamma, seed=seed, prompts=size,
                        predict=sigmoid if some is arms else None, profile=profile)  # fmt: skip
 
@@ -100,7 +108,7 @@ def run(
     main = tried(arms, START, count, False)
     tables["methods"] = [arm.row(main[0], score) for arm in main]
 
-    swept: dict[int, list[Arm]] = {}
+    swept: dict[int, list[WagnerArm]] = {}
     if gammas is None:
         gammas = QUICK_GAMMAS if quick else GAMMAS
     for gamma in sorted({*gammas, START}):
@@ -139,7 +147,7 @@ def _bounds(base: tuple[Verify, bool]) -> dict[str, tuple[Verify, bool]]:
     return found
 
 
-def _swept(arm: Arm) -> Row:
+def _swept(arm: WagnerArm) -> Row:
     step, accepted, calls = arm.step_ms("profiled"), arm.acceptance(), sum(arm.counts)
     return {
         "gamma": arm.gamma,
@@ -152,7 +160,7 @@ def _swept(arm: Arm) -> Row:
     }
 
 
-def _peaks(found: Sequence[Arm]) -> Row:
+def _peaks(found: Sequence[WagnerArm]) -> Row:
     """The most memory of each method over its texts, and how far the methods lie apart."""
     row: Row = {"gamma": found[0].gamma}
     for arm in found:

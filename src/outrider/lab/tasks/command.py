@@ -62,7 +62,7 @@ def tasks(
     from outrider.lab.papers.record import show
     from outrider.lab.tasks import experiment
 
-    asked = experiment.Asked(target, draft, drafters, table, skip, dtype, threads)
+    asked = experiment.ExperimentRequest(target, draft, drafters, table, skip, dtype, threads)
     amount = experiment.amount(quick, new_tokens, temperature, seed, run_code)
     count = each or (4 if quick else None)
     with bar("tasks") as progress:

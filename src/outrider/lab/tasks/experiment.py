@@ -13,14 +13,14 @@ from outrider.lab.papers.options import layers_of
 from outrider.lab.progress import Show
 from outrider.lab.tasks import picture, prompts, scores, spec_bench, tables
 from outrider.lab.tasks.arms import DEFAULT, arms, counts, documentation, usual_skip
-from outrider.lab.tasks.run import Amount, clock, store_of
+from outrider.lab.tasks.run import TasksAmount, clock, store_of
 from outrider.lab.tasks.run import run as measure
 from outrider.loading import load
 from outrider.text.speculator import Speculator
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExperimentRequest:
     """Models and drafters, as they were asked for."""
 
     target: str
@@ -38,17 +38,17 @@ def amount(
     temperatures: list[float] | None,
     seed: int,
     run_code: bool,
-) -> Amount:
+) -> TasksAmount:
     """How much is measured; what was asked for goes before what is quick."""
-    usual = Amount(32 if quick else 128)
+    usual = TasksAmount(32 if quick else 128)
     temperatures = list(dict.fromkeys(temperatures or usual.temperatures))
-    return Amount(new_tokens or usual.new_tokens, tuple(temperatures), seed, run_code)
+    return TasksAmount(new_tokens or usual.new_tokens, tuple(temperatures), seed, run_code)
 
 
 def run(
-    asked: Asked,
+    asked: ExperimentRequest,
     each: int | None,
-    amount: Amount,
+    amount: TasksAmount,
     out: Path,
     progress: Show,
     pictures: bool = True,
@@ -102,7 +102,7 @@ def _default(base: Speculator) -> str:
     return f"{engine.drafter.name}, {planned}"
 
 
-def _titles(prompts: int, amount: Amount, clock: str) -> dict[str, str]:
+def _titles(prompts: int, amount: TasksAmount, clock: str) -> dict[str, str]:
     by = "one thread's CPU time" if clock == "cpu_time" else "by the wall clock"
     size = f"prompts 1 to {prompts}, up to {amount.new_tokens} tokens"
     return {

@@ -30,7 +30,7 @@ KINDS = ("question", "summary", "rewrite", "code", "list", "story")
 
 
 @dataclass(frozen=True)
-class Task:
+class PromptTask:
     """A prompt, and what tells a good answer."""
 
     question_id: int
@@ -46,14 +46,14 @@ class Task:
     schema: Row = field(default_factory=dict)  #: JSON schema of the answer, or of a list's lines
 
 
-def tasks(each: int | None = None) -> list[Task]:
+def tasks(each: int | None = None) -> list[PromptTask]:
     """The shipped prompts, of every kind the first `each`; all of them if None.
 
     >>> [task.kind for task in tasks(1)] == list(KINDS)
     True
     """
     text = Path(str(files("outrider") / "lab" / "tasks" / "prompts.jsonl")).read_text("utf-8")
-    every = [Task(**json.loads(line)) for line in text.splitlines()]
+    every = [PromptTask(**json.loads(line)) for line in text.splitlines()]
     most = len(every) // len(KINDS)
     if each is not None and not 1 <= each <= most:
         raise ConfigurationError(f"there are 1 to {most} prompts of every kind; got {each}")

@@ -18,13 +18,13 @@ from outrider.lab.measure import turns
 from outrider.lab.papers import record
 from outrider.lab.progress import Show
 from outrider.lab.tasks import scores
-from outrider.lab.tasks.prompts import Task, token_ids
+from outrider.lab.tasks.prompts import PromptTask, token_ids
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 
 
 @dataclass(frozen=True)
-class Amount:
+class TasksAmount:
     """How much is measured."""
 
     new_tokens: int = 128
@@ -34,10 +34,10 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class Answers:
+class TaskAnswers:
     """What came of every (temperature, arm), one row for each prompt."""
 
-    tasks: list[Task]
+    tasks: list[PromptTask]
     arms: list[str]
     rows: dict[tuple[float, str], list[Row]]
 
@@ -45,11 +45,11 @@ class Answers:
 def run(
     base: Speculator,
     engines: dict[str, Engine],
-    tasks: Sequence[Task],
-    amount: Amount,
+    tasks: Sequence[PromptTask],
+    amount: TasksAmount,
     store: record.Store,
     progress: Show,
-) -> Answers:
+) -> TaskAnswers:
     """Measure what the store does not have yet."""
     prompts = [token_ids(base.tokenizer, task.turns) for task in tasks]
     every = [
@@ -71,11 +71,16 @@ def run(
             store.get(key, _answered, base, engine, task, prompts[number], t, amount)
         )
     progress("done", len(every), len(every))
-    return Answers(list(tasks), list(engines), found)
+    return TaskAnswers(list(tasks), list(engines), found)
 
 
 def _answered(
-    base: Speculator, engine: Engine, task: Task, prompt: list[int], t: float, amount: Amount
+    base: Speculator,
+    engine: Engine,
+    task: PromptTask,
+    prompt: list[int],
+    t: float,
+    amount: TasksAmount,
 ) -> Row:
     """One answer, scored."""
     how = SamplingParams(t, seed=amount.seed + task.question_id)
@@ -85,7 +90,12 @@ def _answered(
 
 
 def _decode(
-    base: Speculator, engine: Engine, task: Task, prompt: list[int], how: SamplingParams, most: int
+    base: Speculator,
+    engine: Engine,
+    task: PromptTask,
+    prompt: list[int],
+    how: SamplingParams,
+    most: int,
 ) -> Row:
     """One answer, with its times and the tokens of each step."""
     copied = None
@@ -113,7 +123,7 @@ def clock(base: Speculator) -> str:
     return "cpu_time" if alone else "wall_time"
 
 
-def store_of(out: Path, base: Speculator, amount: Amount, more: Row) -> record.Store:
+def store_of(out: Path, base: Speculator, amount: TasksAmount, more: Row) -> record.Store:
     """The store of these answers; more prompts or drafters go on from what is there."""
     settings = record.of_pair(base.notes) | {
         "prompts": "six kinds, shipped",

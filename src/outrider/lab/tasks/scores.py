@@ -22,7 +22,7 @@ from outrider.errors import ConfigurationError
 from outrider.lab.compare import looping
 from outrider.lab.papers import score
 from outrider.lab.tasks import sandbox
-from outrider.lab.tasks.prompts import Task
+from outrider.lab.tasks.prompts import PromptTask
 
 #: kind -> names of its scores, the main one first
 NAMES = {
@@ -56,7 +56,9 @@ def needed(run: bool) -> None:
         ) from error
 
 
-def scores(task: Task, answer: str, token_ids: Sequence[int], run: bool = True) -> dict[str, float]:
+def scores(
+    task: PromptTask, answer: str, token_ids: Sequence[int], run: bool = True
+) -> dict[str, float]:
     """An answer's scores by name (`NAMES`); without `run` no code of the answer is run.
 
     >>> from outrider.lab.tasks.prompts import tasks
@@ -97,7 +99,7 @@ def _parses(code: str) -> bool:
         return False
 
 
-def _structure(task: Task, answer: str) -> tuple[bool, bool]:
+def _structure(task: PromptTask, answer: str) -> tuple[bool, bool]:
     """Whether an answer has the form asked for, and whether that keeps to the schema."""
     import jsonschema_rs
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from outrider.certify.report import Row
-from outrider.lab.tasks.prompts import Task
-from outrider.lab.tasks.run import Answers
+from outrider.lab.tasks.prompts import PromptTask
+from outrider.lab.tasks.run import TaskAnswers
 
 
-def write(folder: Path, answers: Answers, model: str) -> list[Path]:
+def write(folder: Path, answers: TaskAnswers, model: str) -> list[Path]:
     """All files; those of an earlier run are replaced."""
     (folder / "model_answer").mkdir(parents=True, exist_ok=True)
     paths = [folder / "question.jsonl"]
@@ -37,12 +37,12 @@ def _lines(path: Path, rows: Iterable[Row]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _question(task: Task) -> Row:
+def _question(task: PromptTask) -> Row:
     row: Row = {name: vars(task)[name] for name in ("question_id", "category", "turns")}
     return row | ({"reference": [task.reference]} if task.reference else {})
 
 
-def _answer(task: Task, row: Row, name: str) -> Row:
+def _answer(task: PromptTask, row: Row, name: str) -> Row:
     choice = {
         "index": 0,
         "turns": [row["text"].strip()],

@@ -14,13 +14,13 @@ from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.intervals import Interval
 from outrider.lab.tasks.arms import PLAIN
 from outrider.lab.tasks.prompts import KINDS
-from outrider.lab.tasks.run import Answers
+from outrider.lab.tasks.run import TaskAnswers
 from outrider.lab.tasks.scores import NAMES
 
 Key = tuple[float, str]  #: temperature and arm
 
 
-def ratios(answers: Answers, clock: str) -> dict[Key, list[float]]:
+def ratios(answers: TaskAnswers, clock: str) -> dict[Key, list[float]]:
     """Plain decoding's time per token over every other arm's, prompt by prompt."""
     found: dict[Key, list[float]] = {}
     for (t, arm), rows in answers.rows.items():
@@ -34,7 +34,7 @@ def _ms(row: Row, clock: str) -> float:
     return 1e3 * float(row[clock]) / max(len(row["ids"]), 1)
 
 
-def by_kind(answers: Answers, ratios: Sequence[float]) -> dict[str, Interval]:
+def by_kind(answers: TaskAnswers, ratios: Sequence[float]) -> dict[str, Interval]:
     """An arm's speed over plain decoding by kind of prompt."""
     found: dict[str, Interval] = {}
     for kind in KINDS:
@@ -45,7 +45,7 @@ def by_kind(answers: Answers, ratios: Sequence[float]) -> dict[str, Interval]:
     return found
 
 
-def speeds(answers: Answers, clock: str) -> list[Row]:
+def speeds(answers: TaskAnswers, clock: str) -> list[Row]:
     """A row for each temperature and arm: its speed by kind, over all prompts, and at its worst."""
     found: list[Row] = []
     for (t, arm), each in ratios(answers, clock).items():
@@ -73,7 +73,7 @@ def shown(found: Interval) -> str:
     return f"{found.value:.2f} {found.text(2)}".rstrip()
 
 
-def main_scores(answers: Answers) -> list[Row]:
+def main_scores(answers: TaskAnswers) -> list[Row]:
     """A row for each temperature and arm: the mean main score by kind, and whether all are plain
     decoding's."""
     found: list[Row] = []
@@ -94,12 +94,12 @@ def main_scores(answers: Answers) -> list[Row]:
     return found
 
 
-def _main(answers: Answers, rows: Sequence[Row]) -> list[float | None]:
+def _main(answers: TaskAnswers, rows: Sequence[Row]) -> list[float | None]:
     pairs = zip(answers.tasks, rows, strict=True)
     return [row["scores"].get(NAMES[task.kind][0]) for task, row in pairs]
 
 
-def other_scores(answers: Answers) -> list[Row]:
+def other_scores(answers: TaskAnswers) -> list[Row]:
     """All scores by name: means over the prompts that have them."""
     found: list[Row] = []
     for (t, arm), rows in answers.rows.items():
