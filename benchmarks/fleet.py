@@ -205,9 +205,9 @@ def text(row):
 def answered(args, source, target, address=None):
     """The rows of `outrider batch`, and how long it took."""
     command = [sys.executable, "-m", "outrider", "batch", source, target, "--threads", 1]
-    command += ["--rows", 8, "--capacity", 256, "--dtype", args.dtype]
+    command += ["--max-num-seqs", 8, "--max-model-len", 256, "--dtype", args.dtype]
     command += ["--served-model-name", NAME]
-    command += ["--target", args.target] if args.target else []
+    command += ["--model", args.target] if args.target else []
     command += ["--ray", 2] if address else []
     more = {"RAY_ADDRESS": address} if address else {}
     started = time.perf_counter()

@@ -43,11 +43,20 @@ class Server:
             self.port = port or free.getsockname()[1]
         self.command = [
             *(sys.executable, "-m", "outrider", "serve", "--port", str(self.port)),
-            *("--rows", str(rows), "--capacity", "512", "--threads", "1", "--dtype", args.dtype),
+            *(
+                "--max-num-seqs",
+                str(rows),
+                "--max-model-len",
+                "512",
+                "--threads",
+                "1",
+                "--dtype",
+                args.dtype,
+            ),
             *more,
         ]
         if args.target:
-            self.command += ["--target", args.target]
+            self.command += ["--model", args.target]
         if args.processes:
             self.command += ["--processes", str(args.processes)]
         self.started = time.perf_counter()
@@ -311,7 +320,7 @@ def shared(args):
     head = "\n\n".join(f"def function_{at}(x):\n    return x * {at}" for at in range(28))
     waits, texts = {}, {}
     for kept in ("256", "0"):
-        server = Server(args, 8, more=("--kept-prompts", kept))
+        server = Server(args, 8, more=("--prefix-cache-mib", kept))
         server.write(PROMPTS[0], max_tokens=2)
         found = [
             server.write(f"{head}\n\ndef other_{at}(x):", seed=at, max_tokens=8) for at in range(8)

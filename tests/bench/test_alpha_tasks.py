@@ -72,7 +72,7 @@ def test_the_longest_recordings_that_fit_a_window_are_taken(tmp_path):
 
 def test_recordings_go_with_a_target_and_without_prompts(tmp_path):
     for asked in (options.PaperRequest(), options.PaperRequest(target="x", prompts=tmp_path)):
-        with pytest.raises(ConfigurationError, match="--recordings go with a Whisper --target"):
+        with pytest.raises(ConfigurationError, match="--recordings go with a Whisper --model"):
             options.alpha_rows(asked, tmp_path, "en", 2)
     recording(tmp_path / "a.wav", 0.1)
     asked = options.PaperRequest(target="x")

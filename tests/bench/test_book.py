@@ -47,7 +47,7 @@ def test_models_of_ones_own_are_used(tmp_path):
     (tmp_path / "smollm2").mkdir()
     quick, _ = plan.planned(app, tmp_path, True, tmp_path)
     tasks = next(run for run in quick if run.name == "tasks")
-    assert tasks.words[-2:] == ["--target", str(tmp_path / "smollm2")]
+    assert tasks.words[-2:] == ["--model", str(tmp_path / "smollm2")]
     assert {"chen-smollm2", "wagner-smollm2"} <= set(names(quick))
     full, absent = plan.planned(app, tmp_path, False, tmp_path)
     assert set(OWN) - set(names(full)) == {"alpha-speech"} == set(absent)

@@ -349,9 +349,17 @@ def test_a_cut_model_is_its_layers(tmp_path):
 def test_commands_share_their_options(name):
     result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    for option in ("--out", "--quick", "--pictures", "--target", "--draft", "--prompts", "--seed"):
+    for option in (
+        "--out",
+        "--quick",
+        "--pictures",
+        "--model",
+        "--draft-model",
+        "--prompts",
+        "--seed",
+    ):
         assert option in result.output
-    half = "--draft" if name == "alpha" else "--target"  # alpha needs no draft
+    half = "--draft-model" if name == "alpha" else "--model"  # alpha needs no draft
     refused = CliRunner().invoke(app, [name, half, "x"])
     assert isinstance(refused.exception, ConfigurationError)
     assert "a pair needs both" in str(refused.exception)

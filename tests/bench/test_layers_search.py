@@ -71,7 +71,7 @@ def test_the_command_prints_and_keeps_the_table(tmp_path, monkeypatch):
     llama(num_hidden_layers=LAYERS, **sizes).save_pretrained(folder)
     for file in shipped("target").glob("tokenizer*"):
         (folder / file.name).write_bytes(file.read_bytes())
-    typed = ["layers", "--target", folder, "--out", tmp_path, "--quick", "--threads", 1]
+    typed = ["layers", "--model", folder, "--out", tmp_path, "--quick", "--threads", 1]
     result = CliRunner().invoke(app, list(map(str, typed)))
     assert result.exit_code == 0, result.output
     tables = json.loads((tmp_path / "layers.json").read_text())["tables"]

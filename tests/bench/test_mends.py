@@ -12,7 +12,7 @@ from test_experiments import _Letters, _Notes, _tiny_pair
 from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop
-from outrider.cli import paint
+from outrider.cli import colorize
 from outrider.engine.outputs import StepOutput, Trace
 from outrider.lab import drawing, timeline
 from outrider.lab.papers import (
@@ -115,7 +115,7 @@ def test_a_trace_is_a_line_a_step():
     words = {1: "def", 2: "\n", 3: " x", 4: "\n\n"}
     trace = Trace([2, 3], [0, 1], [1], next_is_bonus=False)
     block = StepOutput(0, [2, 4], 1, None, 2, trace)
-    shown = paint.line(block, words.get, False).plain
+    shown = colorize.line(block, words.get, False).plain
     assert "\n" not in shown
     assert shown == "\\n[- x-]{+\\n\\n+}"
 

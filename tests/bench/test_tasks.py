@@ -86,7 +86,7 @@ def test_code_that_does_no_harm_runs():
 
 
 def written(out):
-    words = ["--target", "shipped", "--no-pictures", "--each", "1", "-n", "6", "-t", "0"]
+    words = ["--model", "shipped", "--no-pictures", "--each", "1", "-n", "6", "-t", "0"]
     words += ["--drafters", "default,suffix"]
     done = CliRunner().invoke(app, ["tasks", *words, "--out", str(out)])
     assert done.exit_code == 0, done.exception

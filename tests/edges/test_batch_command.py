@@ -24,7 +24,7 @@ def test_a_file_is_answered_and_goes_on(shipped, source, outrider, monkeypatch):
     loaded = []
     monkeypatch.setattr(Setup, "load", lambda setup, dtype: loaded.append(dtype) or shipped)
     out = source.with_name("out.jsonl")
-    command = ("batch", source, out, "--rows", 2, "--capacity", 128)
+    command = ("batch", source, out, "--max-num-seqs", 2, "--max-model-len", 128)
     code, said, told = outrider(*command)
     assert (code, said) == (1, "")
     assert told == f"3 requests, 1 of them with an error: {out}\n"

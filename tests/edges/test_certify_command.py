@@ -12,7 +12,7 @@ FEW = "--tokens 256 --samples 32 --equality 32 --effect 0.6 --rows 16 --threads 
 def test_an_encoder_decoder_is_certified(outrider, folder, tmp_path, given):  # noqa: F811
     path = tmp_path / "sources.txt"
     path.write_text('w9 w4 w7\n{"source": "w1 w2"}\n')
-    typed = ["certify", "--target", folder, "--draft", folder, "--branching", "2,1", *FEW]
+    typed = ["certify", "--model", folder, "--draft-model", folder, "--branching", "2,1", *FEW]
     code, out, err = outrider(*typed, *(["--sources", path] if given else []))
     report = json.loads(out)
     assert not report["failed"], err
@@ -31,7 +31,7 @@ def test_one_line_says_what_is_wrong(outrider, folder, tmp_path, typed, says):  
     path = tmp_path / "texts"
     path.write_text("w1\n")
     given = [word.format(path) for word in typed]
-    code, _, err = outrider("certify", "--target", folder, *given, *FEW)
+    code, _, err = outrider("certify", "--model", folder, *given, *FEW)
     assert (code, err.count("\n")) == (2, 1)
     assert says in err
 
@@ -46,13 +46,13 @@ def test_sources_for_a_model_of_text_are_refused(outrider, tmp_path):
 
 def test_what_was_not_judged_is_not_marked_as_passed(outrider, folder):  # noqa: F811
     few = "--tokens 10 --samples 8 --equality 8 --rows 2 --threads 1".split()
-    code, out, err = outrider("certify", "--target", folder, "--drafter", "root", *few)
+    code, out, err = outrider("certify", "--model", folder, "--drafter", "root", *few)
     assert code == 3, err
     lines = [line for line in out.splitlines() if line[:6] in ("ok    ", "--    ")]
     assert {line[:2] for line in lines} == {"ok", "--"}
     for line in lines:
         assert line.startswith("--") == ("not judged" in line)
     told = json.loads(
-        outrider("certify", "--target", folder, "--drafter", "root", *few, "--json")[1]
+        outrider("certify", "--model", folder, "--drafter", "root", *few, "--json")[1]
     )
     assert [one["judged"] for one in told["tests"]] == [line[:2] == "ok" for line in lines]

@@ -34,8 +34,8 @@ def no_measuring(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--target", "no/such/model"], ["no/such/model", "check the path"]),
-        (["--draft", "no/such/model"], ["draft model", "no/such/model"]),
+        (["--model", "no/such/model"], ["no/such/model", "check the path"]),
+        (["--draft-model", "no/such/model"], ["draft model", "no/such/model"]),
         (["-t", "-1"], ["temperature", "-1", "greedy"]),
         (["--top-p", "0"], ["top_p", "(0, 1]"]),
         (["--length-penalty", "2"], ["--length-penalty", "--num-beams"]),

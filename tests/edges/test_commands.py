@@ -46,13 +46,13 @@ def places(tmp_path):
         ("generate x --width 1000000 --drafter beam", RANGE),
         ("generate x --branching 1000,1000", "at most 4096 nodes"),
         ("generate x --device mps", "device"),
-        ("generate x --target {0}/bare", "cannot read the weights of the target model"),
-        ("generate x --target {0}/odd", "a folder whose config.json cannot be used"),
-        ("generate x --target {0}/half", "a folder whose config.json cannot be used"),
+        ("generate x --model {0}/bare", "cannot read the weights of the target model"),
+        ("generate x --model {0}/odd", "a folder whose config.json cannot be used"),
+        ("generate x --model {0}/half", "a folder whose config.json cannot be used"),
         ("compare --threads 0", RANGE),
         ("compare --assisted -1", RANGE),
         ("compare -k 4 -k 0", RANGE),
-        ("compare --target {1}/target --branching 3,2 --count 1", "give --draft"),
+        ("compare --model {1}/target --branching 3,2 --count 1", "give --draft-model"),
         ("compare --branching 1000,1000", "at most 4096 nodes"),
         ("compare --device gpu", "'cpu', 'cuda'"),
         ("certify --matrix {0}", "results go to a file"),
@@ -68,22 +68,28 @@ def places(tmp_path):
         ("bench wagner --dtype half", "--dtype must be one of float32, bfloat16, float16"),
         ("bench wagner --bound 0", "--bound must be positive"),
         ("bench wagner --out {0}/text", "another --out"),
-        ("bench wagner --skip 3", "--skip goes with --target"),
-        ("bench wagner --target t --skip x", "numbers of layers"),
-        ("bench chen --drafter suffix", "--drafter goes with --target"),
+        ("bench wagner --skip 3", "--skip goes with --model"),
+        ("bench wagner --model t --skip x", "numbers of layers"),
+        ("bench chen --drafter suffix", "--drafter goes with --model"),
         ("bench chen --margin 0", "--margin must be between"),
-        ("bench wagner --target t", "both --target and --draft"),
+        ("bench wagner --model t", "both --model and --draft-model"),
         (
-            "bench wagner --target {0} --draft {0} --prompts {0}/short",
+            "bench wagner --model {0} --draft-model {0} --prompts {0}/short",
             "cannot load the target model",
         ),
-        ("bench wagner --target {1}/target --draft {0} --prompts {0}/short", "the draft model"),
-        ("bench wagner --target {0}/bare --draft {0}/bare --prompts {0}/short", "weights"),
+        (
+            "bench wagner --model {1}/target --draft-model {0} --prompts {0}/short",
+            "the draft model",
+        ),
+        ("bench wagner --model {0}/bare --draft-model {0}/bare --prompts {0}/short", "weights"),
         ("bench wagner --prompts {0}/none", "cannot read prompts"),
-        ("bench wagner --recordings {0}", "--target and --draft of a Whisper pair"),
+        ("bench wagner --recordings {0}", "--model and --draft-model of a Whisper pair"),
         ("bench wagner --language fr", "goes with --recordings"),
-        ("bench wagner --target t --draft d --recordings {0}/none", "no folder of recordings"),
-        ("bench wagner --target t --draft d --recordings {0}", "no recording with a transcript"),
+        ("bench wagner --model t --draft-model d --recordings {0}/none", "no folder of recordings"),
+        (
+            "bench wagner --model t --draft-model d --recordings {0}",
+            "no recording with a transcript",
+        ),
         ("bench toy --out {0}/text", "another --out"),
         pytest.param(
             "bench k-sweep --no-pictures --out /proc",
@@ -92,7 +98,7 @@ def places(tmp_path):
         ),
         ("bench alpha --threads 0", RANGE),
         ("bench k-sweep -t -1", RANGE),
-        ("bench k-sweep --draft t", "both --target and --draft"),
+        ("bench k-sweep --draft-model t", "both --model and --draft-model"),
         ("bench k-sweep --no-pictures --out {0}/o --prompts {0}/field", "prompt field"),
         ("bench k-sweep --no-pictures --out {0}/o --prompts {0}/nothing", "empty file"),
         ("bench k-sweep --no-pictures --out {0}/text", "another --out"),
@@ -124,7 +130,7 @@ def test_weights_that_are_not_whole_are_refused(outrider, places, how):
         other = {} if how == "one is missing" else {key: weights[key][:-1].clone()}
         del weights[key]
         path.write_bytes(safetensors.torch.save(weights | other, {"format": "pt"}))
-    code, _, err = outrider("generate", "x", "--target", places / "bare", *FAST)
+    code, _, err = outrider("generate", "x", "--model", places / "bare", *FAST)
     assert code == 2
     assert "cannot read the weights of the target model" in err
     assert how == "cut off" or f"1 of them are not there, or of another size: {key}" in err

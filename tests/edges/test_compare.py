@@ -29,7 +29,7 @@ def pair(tmp_path_factory):
 
 def test_the_json_document_has_everything(pair):
     target, draft, prompts = pair
-    words = f"compare --target {target} --draft {draft} --prompts {prompts} -n 10 --repeats 1"
+    words = f"compare --model {target} --draft-model {draft} --prompts {prompts} -n 10 --repeats 1"
     words += " -k 2 -k 3 --branching 2,1 --assisted 3 --dtype float32 --threads 1 --json"
     done = RUN.invoke(cli.app, words.split())
     assert done.exit_code == 0, done.output
@@ -72,7 +72,7 @@ def test_the_json_document_has_everything(pair):
 
 def test_tables_and_prompt_lookup_without_a_draft_model(pair):
     target, _, prompts = pair
-    words = f"compare --target {target} --prompts {prompts} -n 6 --repeats 1 -t 0 --assisted 3"
+    words = f"compare --model {target} --prompts {prompts} -n 6 --repeats 1 -t 0 --assisted 3"
     done = RUN.invoke(
         cli.app, [*words.split(), *"--dtype float32 --threads 1 --fastest --count 1".split()]
     )

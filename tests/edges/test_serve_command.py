@@ -57,7 +57,9 @@ def test_where_one_core_is_all_there_is_one_process(
     monkeypatch.setattr(engine_process, "launch_engine", started)
     monkeypatch.setattr(uvicorn.Server, "run", run)
     others_log = Handler()
-    code, _, err = outrider("serve", "--port", 0, "--rows", 2, "--capacity", 128, *words.split())
+    code, _, err = outrider(
+        "serve", "--port", 0, "--max-num-seqs", 2, "--max-model-len", 128, *words.split()
+    )
     assert code == 0
     assert not others_log.closed
     assert told in err
@@ -94,8 +96,8 @@ def places(tmp_path):
         ("--api-key-file {0}/latin", ["UTF-8", "{0}/latin"]),
         ("--host 192.0.2.1 --no-auth", ["cannot listen", "--host 192.0.2.1", "give others"]),
         ("--port 70000", ["--port", "65535"]),
-        ("--rows -1", ["--rows", "greater than or equal to 1"]),
-        ("--capacity 10", ["--capacity", "64"]),
+        ("--max-num-seqs -1", ["--max-num-seqs", "greater than or equal to 1"]),
+        ("--max-model-len 10", ["--max-model-len", "64"]),
         ("--timeout -1", ["--timeout", "positive", "-1"]),
         ("--timeout nan", ["--timeout", "positive", "nan"]),
         ("--metrics-prefix 9x", ["--metrics-prefix", "'9x'", "vllm:"]),
@@ -141,7 +143,7 @@ def test_an_engine_that_is_lost_ends_the_command_with_a_code(outrider, monkeypat
     monkeypatch.setattr(os, "_exit", gone)
     if stuck:
         monkeypatch.setattr(EngineLoop, "is_alive", lambda loop: True)
-    code, _, err = outrider("serve", "--port", 0, "--rows", 1, "--processes", 1)
+    code, _, err = outrider("serve", "--port", 0, "--max-num-seqs", 1, "--processes", 1)
     assert code == 2
     assert "the engine ended no turn for 120 s" in err
     assert ended == [2] * stuck

@@ -41,7 +41,7 @@ def test_a_source_is_answered(outrider, folder, answer, tmp_path, how, monkeypat
     path.write_text("w9 w4 w7")
     source = {"text": "w9 w4 w7", "file": str(path), "input": "-"}[how]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w9 w4 w7")))
-    typed = ["generate", "--target", folder, "--source", source, "-n", "12", *FAST]
+    typed = ["generate", "--model", folder, "--source", source, "-n", "12", *FAST]
     code, out, err = outrider(*typed)
     assert (code, out, err) == (0, answer() + "\n", "")
 
@@ -49,7 +49,7 @@ def test_a_source_is_answered(outrider, folder, answer, tmp_path, how, monkeypat
 def test_an_answer_that_has_begun_and_a_reference(outrider, folder, answer, tmp_path):
     path = tmp_path / "reference.txt"
     path.write_text(answer(decoder_prompts="w12"))
-    typed = ["generate", "w12", "--target", folder, "--source", "w9 w4 w7", "-n", "12", *FAST]
+    typed = ["generate", "w12", "--model", folder, "--source", "w9 w4 w7", "-n", "12", *FAST]
     code, out, err = outrider(*typed, "--reference", path, "--json", "-v")
     document = json.loads(out)
     assert code == 0
@@ -72,20 +72,20 @@ def test_a_reference_is_copied_from_without_saying_how(outrider, tmp_path, how):
 @pytest.mark.parametrize(
     ("typed", "parts"),
     [
-        (["w5", "--target", "it"], ["reads a source", "--source TEXT"]),
-        (["--source", "", "--target", "it"], ["source is empty"]),
-        (["--source", "w5", "--reference", "no/such", "--target", "it"], ["reference", "no/such"]),
-        (["--source", "w5"], ["--source is what an encoder-decoder reads", "--target"]),
+        (["w5", "--model", "it"], ["reads a source", "--source TEXT"]),
+        (["--source", "", "--model", "it"], ["source is empty"]),
+        (["--source", "w5", "--reference", "no/such", "--model", "it"], ["reference", "no/such"]),
+        (["--source", "w5"], ["--source is what an encoder-decoder reads", "--model"]),
         (
             ["x", "--reference", "pyproject.toml", "--drafter", "recall"],
             ["'recall' copies from no reference", "--drafter reference_lookup"],
         ),
         (
-            ["x", "--reference", "pyproject.toml", "--draft", "no/such"],
-            ["'draft_model' copies from no reference", "leave --draft out"],
+            ["x", "--reference", "pyproject.toml", "--draft-model", "no/such"],
+            ["'draft_model' copies from no reference", "leave --draft-model out"],
         ),
         (
-            ["--source", "w5", "--drafter", "root", "--ngram", "1,2", "--target", "it"],
+            ["--source", "w5", "--drafter", "root", "--ngram", "1,2", "--model", "it"],
             ["no use for ngram"],
         ),
     ],
@@ -111,12 +111,12 @@ def test_a_target_of_the_wrong_kind_is_refused_before_weights_are_read(
     outrider, tmp_path, config, typed, said
 ):
     config().save_pretrained(tmp_path)  # it has no weights
-    code, _, err = outrider("generate", *typed, "--target", tmp_path, *FAST)
+    code, _, err = outrider("generate", *typed, "--model", tmp_path, *FAST)
     assert code == 2
     assert said in " ".join(err.split())
 
 
 def test_compare_refuses_a_source(outrider, folder):
-    code, out, err = outrider("compare", "--target", folder, *FAST)
+    code, out, err = outrider("compare", "--model", folder, *FAST)
     assert (code, out) == (2, "")
     assert "got an encoder-decoder" in " ".join(err.split())

@@ -123,12 +123,12 @@ def test_a_kernel_of_the_hub_is_refused(tmp_path, name):
 
 
 COMMANDS = (
-    ["generate", "x", "--target", "EVIL"],
-    ["generate", "x", "--target", str(shipped("target")), "--draft", "EVIL"],
-    ["chat", "--target", "EVIL"],
-    ["serve", "--target", "EVIL", "--port", "0", "--processes", "1"],
-    ["certify", "--target", "EVIL", "--draft", "EVIL"],
-    ["compare", "--target", "EVIL"],
+    ["generate", "x", "--model", "EVIL"],
+    ["generate", "x", "--model", str(shipped("target")), "--draft-model", "EVIL"],
+    ["chat", "--model", "EVIL"],
+    ["serve", "--model", "EVIL", "--port", "0", "--processes", "1"],
+    ["certify", "--model", "EVIL", "--draft-model", "EVIL"],
+    ["compare", "--model", "EVIL"],
     ["plan", "EVIL", "--bandwidth", "1T", "--flops", "1T"],
     ["transcribe", "WAV", "--model", "EVIL"],
     ["train-draft", "EVIL", "--data", "TEXT", "--out", "OUT"],

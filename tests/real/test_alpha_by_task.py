@@ -22,7 +22,7 @@ def by_task(out, *words):
 
 
 def test_smollm2_has_chat_code_and_text_from_nothing(smollm2, tmp_path):
-    found = by_task(tmp_path, "--target", smollm2, "--dtype", "bfloat16")
+    found = by_task(tmp_path, "--model", smollm2, "--dtype", "bfloat16")
     assert {task for task, _ in found} == {"chat", "code", "unconditional"}
     for task in ("chat", "code", "unconditional"):
         without = found[task, "target without layers 3, 4, 5"]["alpha T = 1"]
@@ -30,7 +30,7 @@ def test_smollm2_has_chat_code_and_text_from_nothing(smollm2, tmp_path):
 
 
 def test_speech_has_a_draft_that_was_made_for_it(whisper, speech, tmp_path):
-    words = ("--target", whisper, "--draft", "whisper-base-draft", "--recordings", speech)
+    words = ("--model", whisper, "--draft-model", "whisper-base-draft", "--recordings", speech)
     found = by_task(tmp_path, *words, "--dtype", "float32")
     draft = found["speech", "draft model"]
     assert draft["alpha T = 0"] > draft["alpha T = 1"] > 0.4

@@ -100,7 +100,7 @@ class Process:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "outrider", "serve", "--port", str(self.port)]
-        command += ["--rows", "4", "--capacity", "512", "--threads", "1"]
+        command += ["--max-num-seqs", "4", "--max-model-len", "512", "--threads", "1"]
         command += ["--processes", str(processes)]
         self.processes = processes
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

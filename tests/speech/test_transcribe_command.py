@@ -219,7 +219,7 @@ def test_beams_are_those_of_python(capsys, monkeypatch, folder, talks):
 
 @pytest.mark.parametrize("words", [["hello"], ["--source", "hello"]])
 def test_generate_points_to_transcribe(capsys, monkeypatch, folder, words):
-    typed = ["outrider", "generate", *words, "--target", folder, "--dtype", "float32"]
+    typed = ["outrider", "generate", *words, "--model", folder, "--dtype", "float32"]
     monkeypatch.setattr("sys.argv", [*typed, "--threads", "1", "--planner", "fixed"])
     with pytest.raises(SystemExit) as leave:
         cli.main()

@@ -26,8 +26,8 @@ def batch(
     setup: Setup,
     requests: Annotated[Path, typer.Argument(help="A file of requests, one JSON object a line.")],
     answers: Annotated[Path, typer.Argument(help="The file of their answers; goes on if there.")],
-    rows: Annotated[int, typer.Option(min=1, help="Requests decoded side by side.")] = 16,
-    capacity: Annotated[
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests decoded side by side.")] = 16,
+    max_model_len: Annotated[
         int, typer.Option(min=64, help="Tokens of a row: prompt, answer and draft.")
     ] = 2048,
     served_model_name: Annotated[
@@ -74,9 +74,11 @@ def batch(
             name = served_model_name or named(setup.target)
             speculator = partial(setup.load, dtype)
             if workers is None:
-                written = offline.answers(speculator(), name, rows, capacity, left)
+                written = offline.answers(speculator(), name, max_num_seqs, max_model_len, left)
             else:
-                written = _fleet().answers(speculator, name, rows, capacity, left, workers)
+                written = _fleet().answers(
+                    speculator, name, max_num_seqs, max_model_len, left, workers
+                )
         _write(written, file, len(names))
         err.print(f"{len(names)} requests, {file.faults} of them with an error: {answers}")
     if file.faults:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.certify import Power
-from outrider.cli import certified, options
+from outrider.cli import certify_inputs, options
 from outrider.cli.console import out
 from outrider.drafters import DRAFTERS, get
 from outrider.errors import ConfigurationError
@@ -89,7 +89,7 @@ def command(
     for name in (names := only.split(",") if only is not None else list(DRAFTERS)):
         get(name)  # or UnknownName
     speculator = setup.load(dtype)
-    decoded = certified.read(speculator, prompts, sources)
+    decoded = certify_inputs.read(speculator, prompts, sources)
     sampling = ruled(sampling, speculator.rules)
     if every is not None:
         _matrix(speculator, decoded, sampling, power, every, names, as_json)
@@ -146,7 +146,7 @@ def explain(report: "CertifyReport") -> str:
 
 def _matrix(
     speculator: "Speculator",
-    decoded: certified.Decoded,
+    decoded: certify_inputs.Decoded,
     sampling: "SamplingParams",
     power: "Power",
     path: Path,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli import paint
+from outrider.cli import colorize
 from outrider.cli.console import fail, out
 from outrider.cli.options import (
     Dtype,
@@ -77,7 +77,7 @@ class Talk:
     def explain(self) -> None:
         """What the colours mean, if there are any."""
         if self.trace:
-            out.print(paint.legend(out.is_terminal and not out.no_color))
+            out.print(colorize.legend(out.is_terminal and not out.no_color))
 
     def answer(self, text: str) -> None:
         """Say something and print what comes back; an answer that is stopped stays as it is.
@@ -94,7 +94,7 @@ class Talk:
             for block in stream:
                 written += block.text
                 if self.trace:
-                    out.print(paint.step(block.block, self._decode, colour), end="")
+                    out.print(colorize.step(block.block, self._decode, colour), end="")
                 else:
                     out.print(block.text, end="", markup=False)
                 out.file.flush()
@@ -110,7 +110,7 @@ class Talk:
         )
 
     def _decode(self, token: int) -> str:
-        return paint.written(self.speculator.tokenizer, token)
+        return colorize.written(self.speculator.tokenizer, token)
 
     def _reseed(self, rest: str) -> None:
         if rest and not rest.isdecimal():
@@ -146,7 +146,7 @@ def refuse_untemplated(speculator: "Speculator", target: str | None, do: str) ->
         does = "turns speech into text; use `outrider transcribe`"
     raise ConfigurationError(
         f"{target or 'the shipped target'} has no chat template; got a model that {does}, or "
-        "--target with an instruct model"
+        "--model with an instruct model"
     )
 
 

@@ -19,7 +19,10 @@ def compare(
     target: options.Target = None,
     draft: Annotated[
         str | None,
-        typer.Option(help="Draft model; a target without one has prompt lookup on both sides."),
+        typer.Option(
+            "--draft-model",
+            help="Draft model; a target without one has prompt lookup on both sides.",
+        ),
     ] = None,
     prompts: Annotated[
         str | None,

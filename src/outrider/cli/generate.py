@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 import typer
 
 from outrider import verifiers
-from outrider.cli import options, paint, planned
+from outrider.cli import colorize, describe_plan, options
 from outrider.cli.chat import conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
-from outrider.cli.reading import read_file, read_prompt, read_source
+from outrider.cli.inputs import read_file, read_prompt, read_source
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
@@ -232,7 +232,9 @@ def _copying(setup: options.Setup) -> options.Setup:
     name = setup.drafter or "draft_model"
     recipe = DRAFTERS.get(name)
     if recipe is not None and not recipe.copies and name != Root.name:
-        given = "--drafter" if setup.drafter else "--draft" if setup.draft else "--draft-layers"
+        given = (
+            "--drafter" if setup.drafter else "--draft-model" if setup.draft else "--draft-layers"
+        )
         able = " or ".join(f"--drafter {name}" for name, other in DRAFTERS.items() if other.copies)
         raise ConfigurationError(
             f"the drafter {name!r} copies from no reference; got --reference with {given}; leave "
@@ -256,7 +258,7 @@ def _suits(target: "ModelSource", source: str | None) -> None:
     if hears(target.config):
         raise ConfigurationError(
             "generate goes on from text; got a Whisper model, which hears recordings; use "
-            "`outrider transcribe FILE -m MODEL`, or name another --target"
+            "`outrider transcribe FILE -m MODEL`, or name another --model"
         )
     if source is None and reads:
         raise ConfigurationError(
@@ -266,7 +268,7 @@ def _suits(target: "ModelSource", source: str | None) -> None:
     if source is not None and not reads:
         raise ConfigurationError(
             "--source is what an encoder-decoder reads; got a model that goes on from its prompt; "
-            "give the text as the prompt, or load an encoder-decoder: --target"
+            "give the text as the prompt, or load an encoder-decoder: --model"
         )
 
 
@@ -283,13 +285,16 @@ def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: boo
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
-        return paint.written(speculator.tokenizer, token)
+        return colorize.written(speculator.tokenizer, token)
 
     try:
         for number, block in enumerate(running):
             if trace:
                 out.print(
-                    "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
+                    "\n" if number else "",
+                    colorize.line(block.block, decode, colour),
+                    end="",
+                    sep="",
                 )
             elif stream:
                 put(block.text)
@@ -305,7 +310,9 @@ def _finish(
     done = result.completions[0]
     if verbose:
         beams = done.score is not None
-        for line in planned.searched(result.stats) if beams else planned.chosen(result.stats):
+        for line in (
+            describe_plan.searched(result.stats) if beams else describe_plan.chosen(result.stats)
+        ):
             err.print(line, markup=False)
     if about is not None:
         document: dict[str, object] = {
@@ -359,7 +366,7 @@ def _describe(
     ]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
-    for line in planned.priced(speculator.engine) if beams is None else ():
+    for line in describe_plan.priced(speculator.engine) if beams is None else ():
         err.print(line, markup=False)
     for candidate in notes.calibration.candidates if notes.calibration else ():
         err.print(f"  measured {candidate}", markup=False)

@@ -23,7 +23,8 @@ Number = TypeVar("Number", int, float)
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Draft model: path, hub name or draft folder. Default: shipped, if the target is."
+        "--draft-model",
+        help="Draft model: path, hub name or draft folder. Default: shipped, if the target is.",
     ),
 ]
 DraftLayers = Annotated[

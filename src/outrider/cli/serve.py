@@ -17,8 +17,8 @@ import typer
 
 from outrider import arguments
 from outrider.cli.console import EXIT_ERROR, err, fail
+from outrider.cli.inputs import read_file
 from outrider.cli.options import Dtype, Setup, with_setup
-from outrider.cli.reading import read_file
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.models.calibrate import cores
 
@@ -38,8 +38,8 @@ def serve(
         str, typer.Option(help="Where to listen; all but this machine need a key.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
-    rows: Annotated[int, typer.Option(min=1, help="Requests decoded side by side.")] = 16,
-    capacity: Annotated[
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests decoded side by side.")] = 16,
+    max_model_len: Annotated[
         int, typer.Option(min=64, help="Tokens of a row: prompt, answer and draft.")
     ] = 2048,
     served_model_name: Annotated[
@@ -65,10 +65,10 @@ def serve(
             "machine's, where it listens to this machine without a key; else any."
         ),
     ] = None,
-    most_waiting: Annotated[
+    max_queued_requests: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; more are refused.")
     ] = 64,
-    kept_prompts: Annotated[
+    prefix_cache_mib: Annotated[
         int, typer.Option(min=0, help="MiB of read prompts kept for others that begin alike.")
     ] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
@@ -121,16 +121,16 @@ def serve(
     tool_parser(tool_call_parser, ""), thoughts(reasoning_parser, "")  # such names there are
     settings = (
         (name,),
-        rows,
-        capacity,
-        most_waiting,
+        max_num_seqs,
+        max_model_len,
+        max_queued_requests,
         timeout,
         keys,
         tuple(cors_origin or ()),
         public_metrics or host in LOOPBACK,
         per_request_metrics,
         metrics_prefix,
-        kept_prompts << 20,
+        prefix_cache_mib << 20,
         _hosts(host, keys, allowed_host or ()),
         still,
         tool_call_parser,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from outrider.cli import hearing, options
+from outrider.cli import options, options_transcribe
 from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
@@ -23,29 +23,29 @@ FETCH = "hf download openai/whisper-base"
 
 
 def transcribe(
-    files: hearing.Files,
-    model: hearing.Model = None,
-    draft: hearing.Draft = None,
-    draft_layers: hearing.DraftLayers = None,
+    files: options_transcribe.Files,
+    model: options_transcribe.Model = None,
+    draft: options_transcribe.Draft = None,
+    draft_layers: options_transcribe.DraftLayers = None,
     drafter: options.DrafterName = None,
     num_speculative_tokens: options.Gamma = None,
     planner: options.Planned = None,
-    language: hearing.Language = None,
-    task: hearing.Task = "transcribe",
-    timestamps: hearing.Times = "segment",
-    format: hearing.Formats = None,
-    output: hearing.Output = None,
-    reference: hearing.Reference = None,
-    batch_size: hearing.BatchSize = None,
-    temperature: hearing.Temperature = None,
-    best_of: hearing.BestOf = None,
-    beam_size: hearing.BeamSize = None,
-    patience: hearing.Patience = None,
-    length_penalty: hearing.LengthPenalty = None,
-    initial_prompt: hearing.InitialPrompt = None,
-    condition_on_previous_text: hearing.ConditionOnPreviousText = None,
-    seed: hearing.Seed = 0,
-    compare: hearing.Compare = False,
+    language: options_transcribe.Language = None,
+    task: options_transcribe.Task = "transcribe",
+    timestamps: options_transcribe.Times = "segment",
+    format: options_transcribe.Formats = None,
+    output: options_transcribe.Output = None,
+    reference: options_transcribe.Reference = None,
+    batch_size: options_transcribe.BatchSize = None,
+    temperature: options_transcribe.Temperature = None,
+    best_of: options_transcribe.BestOf = None,
+    beam_size: options_transcribe.BeamSize = None,
+    patience: options_transcribe.Patience = None,
+    length_penalty: options_transcribe.LengthPenalty = None,
+    initial_prompt: options_transcribe.InitialPrompt = None,
+    condition_on_previous_text: options_transcribe.ConditionOnPreviousText = None,
+    seed: options_transcribe.Seed = 0,
+    compare: options_transcribe.Compare = False,
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = None,
     device: options.Device = None,
@@ -79,7 +79,7 @@ def transcribe(
     name = drafter or _usual(draft or draft_layers, reference)
     if compare and name == "root" and not reference:
         raise ConfigurationError(
-            "--compare has nothing to compare: nothing drafts; give --draft, --draft-layers, "
+            "--compare has nothing to compare: nothing drafts; give --draft-model, --draft-layers, "
             "--reference or --drafter"
         )
     failed: dict[str, OutriderError] = {}

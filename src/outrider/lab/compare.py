@@ -191,7 +191,7 @@ class Comparison:
         if plan.trees and plan.target is not None and plan.draft is None:
             raise ConfigurationError(
                 f"a tree needs a draft model; got trees={plan.trees} and a target without one; "
-                "give --draft, or leave --branching out"
+                "give --draft-model, or leave --branching out"
             )
         self.plan = plan
         self.prompts = read_prompts(plan.prompts, plan.count)

@@ -16,7 +16,7 @@ Command = Callable[..., None]
 Target = Annotated[
     str | None,
     typer.Option(
-        "--target", "-m", help="Target: local path, GGUF file or hub name. Default: shipped."
+        "--model", "-m", help="Target: local path, GGUF file or hub name. Default: shipped."
     ),
 ]
 Threads = Annotated[

@@ -201,7 +201,7 @@ def _texts(
         text = (files("outrider.server") / "page.html").read_text("utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
-    what = "reads and writes text; transcriptions need a Whisper: --target openai/whisper-base"
+    what = "reads and writes text; transcriptions need a Whisper: --model openai/whisper-base"
     _unserved(app, service, what, TRANSCRIPTIONS)
 
 

@@ -42,7 +42,7 @@ class Own:
     quick: tuple[str, ...] | None = ()
 
 
-SMALL = {"--target": "smollm2"}
+SMALL = {"--model": "smollm2"}
 HALF = ("--dtype", "bfloat16")
 #: Without times, as they are `bench alpha`'s on the shipped pair.
 UNTIMED = ("--timed", "0")
@@ -52,8 +52,8 @@ OWN = {
     "alpha-smollm2": Own("alpha", SMALL, (*HALF, *UNTIMED)),
     "alpha-speech": Own(
         "alpha",
-        {"--target": "whisper-base", "--recordings": "speech"},
-        ("--draft", WHISPER_DRAFT, "--dtype", "float32", *UNTIMED),
+        {"--model": "whisper-base", "--recordings": "speech"},
+        ("--draft-model", WHISPER_DRAFT, "--dtype", "float32", *UNTIMED),
     ),
     "chen-smollm2": Own("chen", SMALL, ("--drafter", "suffix", *HALF)),
     "wagner-smollm2": Own("wagner", SMALL, ("--skip", "2,3,4,5,6,7,9,11,12"), ("--count", "2")),

@@ -23,7 +23,7 @@ def chen(
     asked: options.PaperRequest,
     drafter: Annotated[
         str | None,
-        typer.Option(help="With --target alone: a drafter that needs no model, e.g. suffix."),
+        typer.Option(help="With --model alone: a drafter that needs no model, e.g. suffix."),
     ] = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="Prompts of each task; default: 20, quick 4.")
@@ -51,7 +51,8 @@ def chen(
         raise ConfigurationError(f"--margin must be between 0 and 1; got {margin:g}; leave it out")
     if drafter is not None and (asked.target is None or asked.draft is not None):
         raise ConfigurationError(
-            f"--drafter goes with --target, without --draft; got {drafter!r}; give a target alone"
+            f"--drafter goes with --model, without --draft-model; got {drafter!r}; give a target "
+            f"alone"
         )
     if asked.target is not None:
         needed(run_code)

@@ -166,16 +166,16 @@ def alpha(
     top_p: options.TopP = 1.0,
     timed: Annotated[int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")] = 20,
     recordings: Annotated[
-        Path | None, typer.Option(help="Folder of recordings, for a Whisper --target.")
+        Path | None, typer.Option(help="Folder of recordings, for a Whisper --model.")
     ] = None,
     language: Annotated[str, typer.Option(help="Spoken in the recordings.")] = "en",
 ) -> None:
     """Leviathan et al. 2023, tables 2-5: alpha by drafter and task, improvement, lenience.
 
     A chat model is asked the shipped prompts, another one goes on from held-out code. Besides, both
-    write from nothing. Encoder-decoders read the 'source' of each line: --target corrector is the
-    shipped one, others need --prompts, a Whisper --recordings. Without --draft it is measured with
-    drafters that need none.
+    write from nothing. Encoder-decoders read the 'source' of each line: --model corrector is the
+    shipped one, others need --prompts, a Whisper --recordings. Without --draft-model it is measured
+    with drafters that need none.
     """
     from outrider.lab.papers import alpha as experiment
     from outrider.lab.papers import alpha_tasks
@@ -234,7 +234,7 @@ def theory(
 def beams(asked: options.PaperRequest) -> None:
     """Leviathan et al. 2023, A.4: beam search, calls and time by w, u and gamma.
 
-    With --target alone: the tree and copies, without a draft model's beams.
+    With --model alone: the tree and copies, without a draft model's beams.
     """
     from outrider.lab.papers import beams as experiment
 
@@ -287,7 +287,7 @@ def speed(
 ) -> None:
     """What speculation is worth: against plain decoding, at three temperatures, with its ceiling.
 
-    A chain of --draft, or prompt lookup where there is a --target and no --draft.
+    A chain of --draft-model, or prompt lookup where there is a --model and no --draft-model.
     """
     from outrider.lab.papers import speed as experiment
     from outrider.loading import load

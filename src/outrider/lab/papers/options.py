@@ -18,7 +18,7 @@ from outrider.shipped import CORRECTOR, shipped
 if TYPE_CHECKING:
     from outrider.text.speculator import Speculator
 
-Draft = Annotated[str | None, typer.Option(help="Draft model; goes with --target.")]
+Draft = Annotated[str | None, typer.Option("--draft-model", help="Draft model; goes with --model.")]
 Prompts = Annotated[
     Path | None,
     typer.Option(
@@ -31,7 +31,8 @@ def both(target: str | None, draft: str | None) -> None:
     """Refuse half a pair."""
     if (target is None) != (draft is None):
         raise ConfigurationError(
-            f"a pair needs both --target and --draft; got {target or draft!r} alone; give both or "
+            f"a pair needs both --model and --draft-model; got {target or draft!r} alone; give "
+            f"both or "
             "neither"
         )
 
@@ -127,7 +128,7 @@ def alpha_rows(
     if recordings is not None:
         if asked.prompts is not None or asked.target is None:
             raise ConfigurationError(
-                f"--recordings go with a Whisper --target, without --prompts; got "
+                f"--recordings go with a Whisper --model, without --prompts; got "
                 f"{str(recordings)!r}"
             )
         return recorded_rows(recordings, language, most)

@@ -44,7 +44,7 @@ def wagner(
     ] = False,
     skip: Annotated[
         str | None,
-        typer.Option(help="Without --draft: the target without these layers, e.g. 3,4,5."),
+        typer.Option(help="Without --draft-model: the target without these layers, e.g. 3,4,5."),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -80,7 +80,7 @@ def wagner(
         raise ConfigurationError(f"--bound must be positive; got {bound:g}; leave it out")
     if skip is not None and (draft is not None or target is None or recordings is not None):
         raise ConfigurationError(
-            f"--skip goes with --target, without --draft and --recordings; got {skip!r}"
+            f"--skip goes with --model, without --draft-model and --recordings; got {skip!r}"
         )
     layers = set() if skip is None else set(options.layers_of(skip))
     if not layers:
@@ -131,7 +131,8 @@ def _pair(
 
     if recordings is not None and (prompts is not None or target is None or draft is None):
         raise ConfigurationError(
-            "--recordings go with --target and --draft of a Whisper pair, and without --prompts; "
+            "--recordings go with --model and --draft-model of a Whisper pair, and without "
+            "--prompts; "
             f"got {str(recordings)!r}; see outrider bench wagner --help"
         )
     if recordings is None and language is not None:

@@ -146,7 +146,7 @@ def without_layers(model: PreTrainedModel, skip: Collection[int]) -> PreTrainedM
         raise ConfigurationError(
             f"a draft of the target's own layers leaves some of its {count} out; got --skip "
             f"{','.join(map(str, sorted(skip))) or 'without a layer'}; give numbers from 0 to "
-            f"{count - 1}, or --draft"
+            f"{count - 1}, or --draft-model"
         )
     return layer_subset.cut(model, kept).eval()
 

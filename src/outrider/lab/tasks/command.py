@@ -10,14 +10,17 @@ from outrider.lab.progress import bar
 
 
 def tasks(
-    target: Annotated[str, typer.Option(help="Chat model: local path or hub name.")],
+    target: Annotated[
+        str, typer.Option("--model", "-m", help="Chat model: local path or hub name.")
+    ],
     out: options.Out = RESULTS,
     quick: Annotated[
         bool, typer.Option("--quick", help="Four prompts of each kind, 32 tokens; minutes.")
     ] = False,
     pictures: options.Pictures = True,
     draft: Annotated[
-        str | None, typer.Option(help="Draft model: path, hub name or draft folder.")
+        str | None,
+        typer.Option("--draft-model", help="Draft model: path, hub name or draft folder."),
     ] = None,
     drafters: Annotated[
         str | None,

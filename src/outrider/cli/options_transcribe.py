@@ -15,7 +15,8 @@ Model = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Draft model: path, hub name or, shipped, whisper-base-draft. Default: none."
+        "--draft-model",
+        help="Draft model: path, hub name or, shipped, whisper-base-draft. Default: none.",
     ),
 ]
 DraftLayers = Annotated[
