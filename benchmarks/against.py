@@ -116,7 +116,7 @@ def main() -> None:
     if given.other is None:
         parser.error("name the other checkout's folder")
     shape = {"branching": given.branching} if given.branching else {"num_speculative_tokens": 4}
-    settings = {"dtype": given.dtype, "threads": 1, "packed": True, **shape}
+    settings = {"dtype": given.dtype, "threads": 1, "pack_weights": True, **shape}
     from outrider.lab.prompts import read_prompts
 
     prompts = read_prompts(count=given.prompts)

@@ -84,7 +84,7 @@ def ours(asked: argparse.Namespace) -> dict[str, Work]:
 
     torch.set_num_threads(1)
     given = [asked.model] if asked.model else []
-    how: dict[str, Any] = {"dtype": "bfloat16", "threads": 1, "packed": True}
+    how: dict[str, Any] = {"dtype": "bfloat16", "threads": 1, "pack_weights": True}
     chain: dict[str, Any] = {"num_speculative_tokens": asked.depth}
     if asked.model:
         chain["drafter"] = asked.drafter

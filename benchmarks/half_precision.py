@@ -34,7 +34,7 @@ from outrider.lab.tasks.prompts import tasks, token_ids
 HERE = Path(__file__).resolve().parent.parent
 PAIR = Path(outrider.__file__).parent / "pair"
 LENGTHS = (60, 130, 200, 250)
-HOW: dict[str, Any] = {"dtype": "bfloat16", "threads": 1, "packed": True}
+HOW: dict[str, Any] = {"dtype": "bfloat16", "threads": 1, "pack_weights": True}
 #: (name, rows, tokens in each prompt, drafted tokens): 0 drafted is plain decoding
 WORK = (
     ("plain, 1 row", 1, 120, 0),
@@ -67,7 +67,7 @@ def report(what: str, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> b
 
 
 def neighbours() -> bool:
-    speculator = outrider.load(coupled=True, **HOW)
+    speculator = outrider.load(shared_noise=True, **HOW)
     texts = held_out(speculator.tokenizer)
     long = [token for text in texts for token in text][:330]
     stop, found = Stop(48, token_ids=()), []

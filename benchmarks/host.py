@@ -95,7 +95,9 @@ def share(rows: int, temperature: float, depth: int, rounds: int = 5) -> None:
 
     The step that reads the prompts is left out, and rows are all under way in every other.
     """
-    pair = outrider.load(dtype="bfloat16", threads=1, packed=True, num_speculative_tokens=depth)
+    pair = outrider.load(
+        dtype="bfloat16", threads=1, pack_weights=True, num_speculative_tokens=depth
+    )
     requests = begun(pair, rows, temperature)
     whole, inside = min(spent(pair.engine, requests) for _ in range(rounds))
     print(
@@ -110,7 +112,7 @@ def above_plain(target: str, rows: int, rounds: int = 7) -> None:
 
     Arms take turns; "at rest" is a planner that never drafts, which reads and keeps all the same.
     """
-    recall = outrider.load(target, drafter="recall", dtype="bfloat16", threads=1, packed=True)
+    recall = outrider.load(target, drafter="recall", dtype="bfloat16", threads=1, pack_weights=True)
     model, drafter, costs = recall.engine.target, recall.engine.drafter, recall.engine.priced(rows)
     arms = {
         "plain": Engine(model, Root(), "match"),

@@ -54,7 +54,7 @@ def compared(asked: argparse.Namespace, depth: int) -> None:
     for name, form in FORMS.items():
         arms[name] = outrider.load(
             asked.target, asked.draft, num_speculative_tokens=depth, dtype="bfloat16", threads=1,
-            packed=True, **form,
+            pack_weights=True, **form,
         )  # fmt: skip
     arms = {PLAIN: arms["bfloat16"].plain()} | arms
     prompts = read_prompts(None, asked.prompts)

@@ -159,7 +159,7 @@ def planned(right: Sequence[int], costs: Costs, start: int, sizes: dict[int, int
 def replay(given: argparse.Namespace) -> list[Goal]:
     """Every scenario at both temperatures."""
     count, tokens = (6, 96) if given.quick else (given.count, given.tokens)
-    pair = outrider.load(dtype=given.dtype, threads=1, packed=True)
+    pair = outrider.load(dtype=given.dtype, threads=1, pack_weights=True)
     measured = pair.engine.costs
     assert measured is not None
     starts = [len(pair.tokenizer(prompt)["input_ids"]) for prompt in prompts(count)]
@@ -246,7 +246,7 @@ def live(given: argparse.Namespace) -> list[Goal]:
     """The shipped pair, a bad and dear draft, and copies, each beside plain decoding."""
     count, tokens = (4, 64) if given.quick else (given.count, given.tokens)
     texts, stop = prompts(count), Stop(tokens, token_ids=())
-    about: dict[str, Any] = {"dtype": given.dtype, "threads": 1, "packed": True}
+    about: dict[str, Any] = {"dtype": given.dtype, "threads": 1, "pack_weights": True}
     pair = outrider.load(**about)
     draft = pair.engine.drafter.model  # type: ignore[attr-defined]
     deeper = {
@@ -298,7 +298,9 @@ def batches(given: argparse.Namespace) -> list[Goal]:
     target = given.target or shipped("target")
     goals = []
     for drafter in [name for name in ("prompt_lookup", "recall") if name in DRAFTERS]:
-        planner = outrider.load(target, drafter=drafter, dtype=given.dtype, threads=1, packed=True)
+        planner = outrider.load(
+            target, drafter=drafter, dtype=given.dtype, threads=1, pack_weights=True
+        )
         plain, fixed_ones = planner.plain(coupled=True), {}
         if drafter == "prompt_lookup":
             fixed_ones = {"8 copied": planner.using(outrider.PromptLookup(8), "match")}
@@ -329,7 +331,7 @@ def lanes(given: argparse.Namespace) -> list[Goal]:
     that is far behind the lane's best one is timed once.
     """
     tokens, turns = (32, 3) if given.quick else (64, 5)
-    pair = outrider.load(dtype=given.dtype, threads=1, packed=True)
+    pair = outrider.load(dtype=given.dtype, threads=1, pack_weights=True)
     arms = {"plain": Engine(pair.engine.target, Root(), "match")}
     for lane in given.lanes:
         arms |= {f"{lane} {name}": engine for name, engine in lane_arms(pair, lane).items()}

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    speculator = outrider.load(given.model, dtype="bfloat16", threads=1, packed=True)
+    speculator = outrider.load(given.model, dtype="bfloat16", threads=1, pack_weights=True)
     text = Path(__file__).with_name("planner.py").read_text()
     ids = speculator.tokenizer(text)["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(

@@ -55,7 +55,7 @@ def decoded(name: str) -> dict[str, list]:
     """What a configuration writes, by sampling and batch."""
     settings = CONFIGURATIONS[name]
     speculator = outrider.load(
-        dtype="float32", threads=1, packed=False, planner="fixed", **settings
+        dtype="float32", threads=1, pack_weights=False, planner="fixed", **settings
     )
     texts = {}
     for how, sampling in SAMPLINGS.items():

@@ -33,7 +33,7 @@ CASES = ((64, 1), (400, 1), (400, 5), (1500, 1), (1500, 5), (1500, 16), (0, 512)
 
 def cut(**more: object) -> outrider.Speculator:
     """The target with its own layers."""
-    about = {"draft_layers": LAYERS, "dtype": "bfloat16", "threads": 1, "packed": True}
+    about = {"draft_layers": LAYERS, "dtype": "bfloat16", "threads": 1, "pack_weights": True}
     return outrider.load(shipped("target"), **(about | more))  # type: ignore[arg-type]
 
 

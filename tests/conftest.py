@@ -73,7 +73,7 @@ def shipped():
     """The shipped pair in float32, nothing measured, and every step drafts alike."""
     import outrider
 
-    return outrider.load(dtype="float32", threads=1, packed=True, planner="fixed")
+    return outrider.load(dtype="float32", threads=1, pack_weights=True, planner="fixed")
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,7 @@ class Costs:
         return json.dumps({"step_ms": times, "reading_ms": reading}, indent=1)
 
     def write(self, path: str | Path) -> None:
-        """Keep them in a file, for `read` and for `load(costs=...)`."""
+        """Keep them in a file, for `read` and for `load(step_costs=...)`."""
         Path(path).write_text(self.text() + "\n", encoding="utf-8")
 
     @classmethod

@@ -28,7 +28,7 @@ OURS = (
     "tokenizer",
     "draft_tokenizer",
     "planner",
-    "costs",
+    "step_costs",
 )
 NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}

@@ -105,21 +105,21 @@ def load(
     branching: Sequence[int] | None = None,
     width: int | None = None,
     total_tokens: int | None = None,
-    acceptance: Sequence[float] | None = None,
+    tree_acceptance: Sequence[float] | None = None,
     ngram: Sequence[int] | None = None,
     table: str | Path | Table | None = None,
-    coupled: bool = False,
+    shared_noise: bool = False,
     drafter_options: Mapping[str, object] | None = None,
     draft_layers: Sequence[int] | None = None,
     planner: str | Planner[Any] | None = None,
-    costs: str | Path | Costs | None = None,
+    step_costs: str | Path | Costs | None = None,
     rule: str | Verifier | None = None,
     rule_options: Mapping[str, object] | None = None,
     dtype: str | torch.dtype = "auto",
     draft_dtype: str | None = None,
     device: str | torch.device | None = None,
     threads: int | str = "auto",
-    packed: bool | str = "auto",
+    pack_weights: bool | str = "auto",
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
     draft_tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
     share_encoder: ShareEncoder = "auto",
@@ -144,19 +144,19 @@ def load(
     width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
                     nodes expanded per level and the children of each (EAGLE-2's top_k)
     total_tokens    drafted tokens of "dynamic_tree", the best of all candidates; or of the shape
-                    that `acceptance` asks for
-    acceptance      chance that a node's k-th child is kept, such as (0.6, 0.15, 0.05): the best
+                    that `tree_acceptance` asks for
+    tree_acceptance chance that a node's k-th child is kept, such as (0.6, 0.15, 0.05): the best
                     fixed shape of `total_tokens` nodes (Sequoia)
     ngram           shortest and longest n-gram that a lookup looks for; None: (1, 4)
     table           counts for "ngram_table" and "ngram_tree": a file (`ngram_file.write`) or a
                     `Table`; None: the shipped pair's
-    coupled         draw with shared noise: the same seed gives the same text for any drafter
+    shared_noise    draw with shared noise: the same seed gives the same text for any drafter
     drafter_options options that one drafter has for itself, by name
     draft_layers    decoder layers of the target itself as the draft model, such as (0, 5)
     planner         "adaptive": in each step the draft that is worth most by acceptance so far and
                     measured costs, or none; "fixed": the usual one. None: "adaptive" if no number
                     says how much to draft (docs/planner.md)
-    costs           of whole steps, by `Costs` or its file; None: measured once, and remembered
+    step_costs      of whole steps, by `Costs` or its file; None: measured once, and remembered
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           what weights are kept in: "float32", "bfloat16", "float16", "int8", "int4" (on a
@@ -164,7 +164,8 @@ def load(
                     and bfloat16, elsewhere the checkpoint's (docs/processors.md)
     draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md); "target":
                     in the target's dtype; None: as a draft folder says, else the target's
-    threads, packed "auto" measures once per machine and remembers; a number and a bool override.
+    threads, pack_weights  "auto" measures once per machine and remembers; a number and a bool
+    override.
                     torch has one number of threads for the process: the last load sets it for all
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether a draft attends to the target's encoder; "auto": if the two are equal
@@ -180,10 +181,10 @@ def load(
     isa.level()  # a misspelt one is said before anything is read
     if generation_config not in ("auto", "none"):
         arguments.refuse("generation_config", "'auto' or 'none'", generation_config, "use 'auto'")
-    sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
-    options = DraftOptions(*sizes, ngram, coupled, drafter_options)
-    judge = verifiers.chosen(rule, rule_options, coupled)
-    wish = RuntimeOptions(dtype, threads, packed, draft_dtype)
+    sizes = num_speculative_tokens, branching, width, total_tokens, tree_acceptance
+    options = DraftOptions(*sizes, ngram, shared_noise, drafter_options)
+    judge = verifiers.chosen(rule, rule_options, shared_noise)
+    wish = RuntimeOptions(dtype, threads, pack_weights, draft_dtype)
     draft = _draft(draft, draft_layers)
     target, draft, table = _beside(target, draft, table, drafter, options)
     group = None if tensor_parallel is None else distributed.join(tensor_parallel, device)
@@ -198,7 +199,7 @@ def load(
     recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
     planner, options = planners.chosen(planner, recipe, options)
-    priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
+    priced = Costs.read(step_costs) if isinstance(step_costs, (str, Path)) else step_costs
     counts = _counts(table, words.size)
     with budget.under(budget.unspent()):
         running = _run(sources, wish, place, words, ahead, share_encoder)
@@ -444,9 +445,10 @@ def _run(
     whole = of_target(setting)
     own = whole if target.group is None else distributed.split(whole, target.group)
     beside = [driven(source, setting) for source in drafts]
-    if wish.packed is True and not _packed(own):
+    if wish.pack_weights is True and not _packed(own):
         raise ConfigurationError(
-            f"packed=True is for linear layers; got {target}, which has none of torch's own; leave "
+            f"pack_weights=True is for linear layers; got {target}, which has none of torch's "
+            f"own; leave "
             "it out"
         )
     for draft in beside:  # a draft need not round alike in every call: no dummy nodes

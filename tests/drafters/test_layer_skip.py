@@ -145,7 +145,7 @@ def test_it_is_asked_for_by_name():
         "layer_skip", DrafterParts(target=target()), DraftOptions(own={"skip": 2, "exit": 3})
     )
     assert made.model.of == (0, 1)
-    fixed = {"dtype": "float32", "threads": 1, "packed": False}
+    fixed = {"dtype": "float32", "threads": 1, "pack_weights": False}
     speculator = load(drafter="layer_skip", drafter_options={"skip": (2, 5)}, **fixed)
     assert 2 not in speculator.engine.drafter.model.of
     greedy, stop = SamplingParams(temperature=0), Stop(12)

@@ -78,7 +78,7 @@ def test_it_is_small_and_shares_the_tokenizer():
     assert parameters(CORRECTOR) == sum(
         weight.numel() for weight in corrector().engine.target.runner.model.parameters()
     )
-    pair = outrider.load(drafter="prompt_lookup", dtype="float32", threads=1, packed=False)
+    pair = outrider.load(drafter="prompt_lookup", dtype="float32", threads=1, pack_weights=False)
     assert corrector().tokenizer.get_vocab() == pair.tokenizer.get_vocab()
 
 

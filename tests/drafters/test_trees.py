@@ -326,12 +326,12 @@ def with_model(name, model, **how):
         ("static_tree", {"num_speculative_tokens": 2}, DraftModel, 10),
         ("static_tree", {"num_speculative_tokens": 5}, DraftModel, 46),
         ("sampled_tree", {"branching": (2,)}, DraftModel, 3),
-        ("sampled_tree", {"acceptance": (0.6, 0.2), "total_tokens": 7}, DraftModel, 8),
+        ("sampled_tree", {"tree_acceptance": (0.6, 0.2), "total_tokens": 7}, DraftModel, 8),
         ("dynamic_tree", {"width": 3}, DynamicTree, 17),
         ("dynamic_tree", {"width": 2, "num_speculative_tokens": 2}, DynamicTree, 7),
         ("dynamic_tree", {"width": 4, "num_speculative_tokens": 18}, DynamicTree, 19),
         ("dynamic_tree", {"width": 2, "total_tokens": 6, "num_speculative_tokens": 3,
-                          "coupled": True}, DynamicTree, 7),
+                          "shared_noise": True}, DynamicTree, 7),
     ],
 )  # fmt: skip
 def test_drafters_by_name(name, how, kind, nodes):
@@ -352,7 +352,7 @@ def test_the_depth_of_trees_by_name():
         )
         assert draft.tree.max_depth == 3, name
     best = with_model(
-        "static_tree", small, acceptance=(0.9, 0.1), total_tokens=6, num_speculative_tokens=4
+        "static_tree", small, tree_acceptance=(0.9, 0.1), total_tokens=6, num_speculative_tokens=4
     )
     assert best.parents == shapes.optimal((0.9, 0.1), 7, 4)
 
@@ -362,15 +362,19 @@ def test_the_depth_of_trees_by_name():
     [
         ("beam", {"branching": (2,)}, "branching"),
         ("hub_tree", {"width": 2}, "width"),
-        ("paths", {"coupled": True}, "coupled"),
+        ("paths", {"shared_noise": True}, "shared_noise"),
         ("draft_model", {"total_tokens": 8}, "total_tokens"),
-        ("beam", {"acceptance": (0.5,)}, "acceptance"),
+        ("beam", {"tree_acceptance": (0.5,)}, "acceptance"),
         ("dynamic_tree", {"branching": (2,)}, "branching"),
         ("draft_model", {"branching": (2, 2), "num_speculative_tokens": 4}, "leave num_spec"),
         ("static_tree", {"branching": (2, 2), "num_speculative_tokens": 3}, "leave num_spec"),
         ("static_tree", {"total_tokens": 8}, "give both"),
-        ("static_tree", {"acceptance": (0.5,)}, "give both"),
-        ("hub_tree", {"acceptance": (0.5,), "total_tokens": 4, "branching": (2,)}, "give both"),
+        ("static_tree", {"tree_acceptance": (0.5,)}, "give both"),
+        (
+            "hub_tree",
+            {"tree_acceptance": (0.5,), "total_tokens": 4, "branching": (2,)},
+            "give both",
+        ),
         ("dynamic_tree", {"total_tokens": 3, "width": 2}, "between num_speculative_tokens, 5, and"),
     ],
 )

@@ -31,7 +31,7 @@ from outrider.text.tokens import encode
 from outrider.verifiers.block import BlockVerifier
 from tiny import PROMPTS, decode, llama, pair, perturbed
 
-PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False}
 GREEDY, SHORT = SamplingParams(0), Stop(3)
 
 
@@ -133,12 +133,12 @@ def test_numbers_of_numpy_and_torch_are_numbers():
         ({"drafter": "dynamic_tree", "total_tokens": 8.5}, ["total_tokens must", "got 8.5"]),
         ({"drafter": "dynamic_tree", "width": 33}, ["width=33", "lower width"]),
         (
-            {"drafter": "static_tree", "acceptance": 0.5, "total_tokens": 4},
+            {"drafter": "static_tree", "tree_acceptance": 0.5, "total_tokens": 4},
             ["acceptance", "got 0.5"],
         ),
         ({"drafter": PromptLookup(4)}, ["drafter must be a name", "using"]),
         ({"drafter": "ngram_table", "table": 5}, ["table must be a Table", "got 5"]),
-        ({"coupled": "no"}, ["coupled must be True or False", "got 'no'"]),
+        ({"shared_noise": "no"}, ["shared_noise must be True or False", "got 'no'"]),
         ({"rule": ["block"]}, ["rule must be", r"got \['block'\]"]),
         ({"tokenizer": 5}, ["tokenizer must be", "got 5"]),
         ({"tokenizer": "no/such/path"}, ["cannot load the tokenizer", "'no/such/path'"]),

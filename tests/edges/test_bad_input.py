@@ -16,7 +16,7 @@ from outrider.shipped import shipped
 from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, decode, llama, pair, perturbed
 
-PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False}
 
 
 def pairs_of(*models):
@@ -108,16 +108,19 @@ def test_models_on_different_devices():
         ({"branching": ()}, ["at least one drafted token", "drafter='root'"]),
         ({"branching": (2, 0)}, ["positive whole numbers", "got \\(2, 0\\)"]),
         ({"rule": "block", "branching": (2, 2)}, ["'block' cannot judge a tree", "traversal"]),
-        ({"rule": "rejection", "coupled": True}, ["'rejection' cannot judge", "match"]),
+        ({"rule": "rejection", "shared_noise": True}, ["'rejection' cannot judge", "match"]),
         ({"drafter": "draft_model", "draft": None}, []),
         ({"branching": (2, 2), "num_speculative_tokens": 4}, ["\\(2, 2\\)", "=4", "leave"]),
         ({"drafter": "hub_tree", "branching": (2,), "num_speculative_tokens": 2}, ["leave"]),
         ({"drafter": "root", "num_speculative_tokens": 2}, ["'root' has no use for num_spec"]),
         ({"drafter": "prompt_lookup", "total_tokens": 9}, ["no use for total_tokens"]),
         ({"branching": (33,)}, ["vocabulary of 32", "smaller factors"]),
-        ({"acceptance": (0.5,)}, ["no use for acceptance", "static_tree"]),
-        ({"drafter": "static_tree", "acceptance": (0.5,)}, ["total_tokens", "give both"]),
-        ({"drafter": "static_tree", "acceptance": (0.5, 0.6), "total_tokens": 5}, ["increase"]),
+        ({"tree_acceptance": (0.5,)}, ["no use for tree_acceptance", "static_tree"]),
+        ({"drafter": "static_tree", "tree_acceptance": (0.5,)}, ["total_tokens", "give both"]),
+        (
+            {"drafter": "static_tree", "tree_acceptance": (0.5, 0.6), "total_tokens": 5},
+            ["increase"],
+        ),
         (
             {"drafter": "dynamic_tree", "total_tokens": 999},
             ["candidates", "=999", "width=4"],
@@ -321,8 +324,8 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"num_speculative_tokens": 2.5}, "whole number"),
         ({"num_speculative_tokens": True}, "whole number"),
         ({"branching": (2, True)}, "positive whole numbers"),
-        ({"drafter": "root", "coupled": True, "rule": "rejection"}, "got coupled=True"),
-        ({"packed": "yes", "threads": 1}, "packed must be.*'yes'"),
+        ({"drafter": "root", "shared_noise": True, "rule": "rejection"}, "got shared_noise=True"),
+        ({"pack_weights": "yes", "threads": 1}, "pack_weights must be.*'yes'"),
         ({"device": "nowhere"}, "unknown device.*'nowhere'"),
     ],
 )

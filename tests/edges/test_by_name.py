@@ -15,7 +15,7 @@ from outrider.keywords import load_arguments
 from tiny import llama, pair, perturbed
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-drafter.md"
-PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False}
 FAST = ["--dtype", "float32", "--threads", 1]
 PROMPT = "x = [0, 0, 0, "
 IDS = torch.tensor([[5, 6, 7, 7, 7]])
@@ -87,7 +87,7 @@ def test_a_drafter_of_the_documentation_loads_by_name(echo):
     assert type(speculator.engine.drafter).__name__ == "Echo"
     plain = speculator.plain()
     for how in (SamplingParams(0), SamplingParams(0.8, seed=3)):
-        same = load(drafter="echo", coupled=True, **PLAIN).generate(PROMPT, how, stop).texts
+        same = load(drafter="echo", shared_noise=True, **PLAIN).generate(PROMPT, how, stop).texts
         assert same == speculator.plain(coupled=True).generate(PROMPT, how, stop).texts
     result = speculator.generate(PROMPT, SamplingParams(0), stop)
     assert result.texts == plain.generate(PROMPT, SamplingParams(0), stop).texts
@@ -166,7 +166,7 @@ def test_an_option_that_one_drafter_has_for_itself_reaches_it(echo, ways):
         ({"rule": "block", "rule_options": {"name": 1}}, ["'block' has no use for name"]),
         ({"rule": "block", "rule_options": {"kinds": 1}}, ["'block' has no use for kinds"]),
         ({"rule_options": {"lenience": 0.3}}, ["rule=None; name the rule", "lenience: lenience"]),
-        ({"drafter": "echo", "coupled": True, "rule": "block"}, ["'block' cannot", "match"]),
+        ({"drafter": "echo", "shared_noise": True, "rule": "block"}, ["'block' cannot", "match"]),
     ],
 )
 def test_what_nobody_has_a_use_for_is_refused_with_the_same_words(echo, ways, given, parts):
@@ -211,7 +211,7 @@ def test_the_shape_of_any_drafter_can_be_asked_behind_generate():
     for given in (
         {"drafter": "beam", "width": 3},
         {"drafter": "dynamic_tree", "total_tokens": 6, "width": 2},
-        {"drafter": "static_tree", "acceptance": (0.6, 0.2), "total_tokens": 6},
+        {"drafter": "static_tree", "tree_acceptance": (0.6, 0.2), "total_tokens": 6},
         {"drafter": "paths", "draft_model": [draft, model], "width": 4},
     ):
         given = {"draft_model": draft} | given

@@ -50,7 +50,7 @@ def no_measuring(monkeypatch):
         (["--rule", "rejektion"], ["rejektion", "rejection"]),
         (["--rule", "block", "--branching", "2,2"], ["block", "traversal"]),
         (["--branching", "2,2", "-k", "4"], ["num_speculative_tokens=4", "leave"]),
-        (["--drafter", "static_tree", "--acceptance", "0.5,x"], ["0.5,x", "0.6,0.15"]),
+        (["--drafter", "static_tree", "--tree-acceptance", "0.5,x"], ["0.5,x", "0.6,0.15"]),
         (["--drafter", "static_tree", "--total-tokens", "8"], ["acceptance", "give both"]),
         (["--branching", "2,x"], ["2,x", "3,2,1"]),
         (["--branching", "2,0"], ["2,0", "3,2,1"]),
@@ -113,13 +113,13 @@ def test_help_has_a_short_name_everywhere(outrider, words):
 
 @pytest.fixture(scope="module")
 def expected():
-    pair = load(dtype="float32", threads=1, packed=False)
+    pair = load(dtype="float32", threads=1, pack_weights=False)
     return pair.generate(PROMPT, SamplingParams(0), Stop(12)).completions[0]
 
 
 def test_text_goes_to_standard_output(outrider, expected):
     dynamic = ["--drafter", "dynamic_tree", "--total-tokens", 8, "--width", 3, "-k", 4]
-    best = ["--drafter", "static_tree", "--acceptance", "0.6,0.2", "--total-tokens", 6]
+    best = ["--drafter", "static_tree", "--tree-acceptance", "0.6,0.2", "--total-tokens", 6]
     for extra in (
         [],
         ["--drafter", "root"],

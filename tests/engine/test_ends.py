@@ -427,7 +427,7 @@ def test_half_a_character_is_told_once(arms):
 def test_bfloat16_chains_write_what_plain_decoding_writes(held_out):
     import outrider
 
-    pair16 = outrider.load(dtype="bfloat16", threads=1, packed=True)
+    pair16 = outrider.load(dtype="bfloat16", threads=1, pack_weights=True)
     for prompt in held_out[:3]:
         a = pair16.generate(prompt, GREEDY, Stop(40))
         b = pair16.plain().generate(prompt, GREEDY, Stop(40))

@@ -16,7 +16,7 @@ from outrider.models.prefix_cache import PrefixCache
 def test_texts_do_not_depend_on_neighbours_or_drafters(held_out, temperature):
     """Texts that pass 128, 192 and 256 tokens, where a wider cache begins to be read."""
     coupled = temperature > 0
-    pair = outrider.load(dtype="bfloat16", threads=1, packed=True, coupled=coupled)
+    pair = outrider.load(dtype="bfloat16", threads=1, pack_weights=True, shared_noise=coupled)
     text = [token for prompt in held_out for token in pair.tokenizer(prompt)["input_ids"]]
     prompts = [text[at : at + size] for at, size in ((0, 120), (200, 186), (400, 250))]
     settings = [SamplingParams(temperature, seed=seed) for seed in range(3)]
@@ -32,7 +32,7 @@ def test_texts_do_not_depend_on_neighbours_or_drafters(held_out, temperature):
 
 def test_texts_do_not_depend_on_copied_prompts(held_out):
     """A prompt read whole, in pieces beside others, or copied in part from another one."""
-    pair = outrider.load(dtype="bfloat16", threads=1, packed=True, coupled=True)
+    pair = outrider.load(dtype="bfloat16", threads=1, pack_weights=True, shared_noise=True)
     text = [token for prompt in held_out for token in pair.tokenizer(prompt)["input_ids"]]
     prompts = [text[:cut] + text[300:340] for cut in (61, 140, 203)] + [text[:61] + text[400:420]]
     requests = [
@@ -62,7 +62,7 @@ def test_a_model_in_half_precision_says_what_it_pads(monkeypatch):
     """What is found depends on the processor: here, that it is found and where it shows."""
     monkeypatch.setattr(build, "_found", lambda: "not here")  # compiled attention pads nothing
     packed = linear.can_pack(torch.bfloat16)
-    target = outrider.load(dtype="bfloat16", threads=1, packed=packed).engine.target
+    target = outrider.load(dtype="bfloat16", threads=1, pack_weights=packed).engine.target
     heads, size = target.runner.kv_heads, target.runner.size
     found = batch_invariance._found
     assert any(f"{min(heads, 4)}x{size}-torch.bfloat16" in name for name in found)

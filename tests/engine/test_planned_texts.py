@@ -31,8 +31,8 @@ def written(speculator, texts, temperature, together):
 
 def equal(count, dtype, drafter, temperature, together):
     """How many texts are those of plain decoding; and the sizes that were drafted."""
-    about = {"dtype": dtype, "threads": 1, "packed": True}
-    speculator = outrider.load(drafter=drafter, coupled=drafter == "draft_model", **about)
+    about = {"dtype": dtype, "threads": 1, "pack_weights": True}
+    speculator = outrider.load(drafter=drafter, shared_noise=drafter == "draft_model", **about)
     texts = prompts(count)
     ours, stats = written(speculator, texts, temperature, together)
     plain, _ = written(speculator.plain(coupled=True), texts, temperature, 1)
@@ -61,8 +61,8 @@ def test_forty_eight_planned_texts_are_plain_ones(dtype, drafter, temperature, t
 def test_costs_of_a_file_are_those_that_count(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "measured", None)
     Costs.of({1: 5.0, 13: 500.0}).write(tmp_path / "costs.json")
-    about = {"dtype": "float32", "threads": 1, "packed": True}
-    speculator = outrider.load(costs=tmp_path / "costs.json", **about)
+    about = {"dtype": "float32", "threads": 1, "pack_weights": True}
+    speculator = outrider.load(step_costs=tmp_path / "costs.json", **about)
     stats = speculator.generate(prompts(1)[0], SamplingParams(0), Stop(24)).stats
     assert stats.plain_steps > 20
     assert "of a plain step" in stats.why_plain

@@ -27,7 +27,7 @@ def decoded(asked):
     from outrider.engine.engine_run import EngineRun
     from outrider.engine.request import Request
 
-    speculator = load(threads=1, coupled=True, **asked["load"])
+    speculator = load(threads=1, shared_noise=True, **asked["load"])
     run = EngineRun(
         speculator.engine, seats=asked.get("seats", 4), capacity=asked.get("capacity", 128)
     )

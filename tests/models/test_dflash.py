@@ -21,7 +21,7 @@ from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair
 from tiny_heads import IDS, SIZES, norm, target
 
-LOAD = {"dtype": "float32", "threads": 1, "packed": False}
+LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
 MASK, BLOCK = 31, 4
 
 

@@ -146,7 +146,7 @@ def test_refused_by_name_with_the_reason_before_weights_are_read(kind, tmp_path)
     config, reason = REFUSED[kind]
     config().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=rf"'{kind}' models are not supported.*{reason}"):
-        load(tmp_path, drafter="root", threads=1, packed=False, dtype="float32")
+        load(tmp_path, drafter="root", threads=1, pack_weights=False, dtype="float32")
 
 
 def test_a_loaded_recurrent_model_is_refused():
@@ -249,7 +249,12 @@ def test_an_unlisted_architecture_falls_back_to_chains(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["outrider.models.sources"], "SUPPORTED", frozenset())
     build(FAMILIES["BLOOM"]()).save_pretrained(tmp_path)
     pair = load(
-        tmp_path, drafter="prompt_lookup", threads=1, packed=False, dtype="float32", tokenizer=None
+        tmp_path,
+        drafter="prompt_lookup",
+        threads=1,
+        pack_weights=False,
+        dtype="float32",
+        tokenizer=None,
     )
     assert not pair.engine.target.trees
     assert pair.generate([[5, 6, 7, 5, 6]], SamplingParams(0)).completions[0].token_ids

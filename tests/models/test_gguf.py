@@ -27,7 +27,12 @@ def written(tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded(written):
     return outrider.load(
-        written[0], drafter="recall", dtype="float32", threads=1, packed=False, planner="fixed"
+        written[0],
+        drafter="recall",
+        dtype="float32",
+        threads=1,
+        pack_weights=False,
+        planner="fixed",
     )
 
 

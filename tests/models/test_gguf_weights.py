@@ -108,7 +108,7 @@ def test_the_law_is_the_targets(files, kind):
 
 
 def test_a_seeded_text_does_not_depend_on_its_neighbours(files):
-    made = outrider.load(files("llama", "Q8_0"), drafter="recall", coupled=True, **QUICK)
+    made = outrider.load(files("llama", "Q8_0"), drafter="recall", shared_noise=True, **QUICK)
     prompts = ["the", "then the other one", "he", "hot in the tent"]
     how, stop = [SamplingParams(0.8, seed=seed) for seed in range(4)], Stop(24, token_ids=())
     each = [
@@ -147,7 +147,7 @@ def test_a_draft_of_the_targets_layers_and_another_types_file(files):
     """Layers of a packed target share its records; a dense dtype unpacks the file."""
     path = files("llama", "Q8_0")
     made = outrider.load(path, draft_layers=(0,), num_speculative_tokens=2, **QUICK)
-    plain = outrider.load(path, drafter="root", dtype="float32", packed=False, **QUICK)
+    plain = outrider.load(path, drafter="root", dtype="float32", pack_weights=False, **QUICK)
     assert plain.notes.weights.startswith("float32")
 
     def greedy(speculator):

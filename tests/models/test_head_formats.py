@@ -15,7 +15,7 @@ from outrider.models.sources import ModelSource
 from tiny import PROMPTS, decode, llama
 from tiny_heads import FLAGS, IDS, SIZES, eagle3, original, speculators, target
 
-LOAD = {"dtype": "float32", "threads": 1, "packed": False}
+LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
 TAPS = (2, 3, 3)  # the usual layers of a target of six
 
 

@@ -30,7 +30,7 @@ from outrider.testing.law import p_value, text_law
 from tiny import PROMPTS, Mislabelled, decode, pair
 
 PROMPT, SIZE, LENGTH = (1, 3, 0, 2), 6, 3
-QUICK = {"threads": 1, "packed": False, "dtype": "float32"}
+QUICK = {"threads": 1, "pack_weights": False, "dtype": "float32"}
 
 pytestmark = pytest.mark.skipif(bool(build.unbuilt()), reason=f"no kernels: {build.unbuilt()}")
 

@@ -122,7 +122,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
 def test_load_takes_it_where_it_fits(tmp_path, kind, form):
     folder = speculators(tmp_path, eagle3(kind=kind, taps=(1, 2, 3)))
     made = outrider.load(
-        target(), folder, dtype="float32", threads=1, packed=False, planner="fixed"
+        target(), folder, dtype="float32", threads=1, pack_weights=False, planner="fixed"
     )
     assert type(made.engine.drafter.model.runner.head) is form
     ends = SamplingParams(temperature=0), outrider.Stop(12)

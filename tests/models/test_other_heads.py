@@ -30,7 +30,7 @@ from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair
 
 IDS = torch.tensor([1, 2, 3, 5, 8, 13, 21])
-LOAD = {"dtype": "float32", "threads": 1, "packed": False}
+LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
 
 
 def heads(model, count=3, ids=None):
@@ -220,7 +220,7 @@ def checkpoint(folder):
 
 def test_the_layer_of_a_checkpoint_drafts_for_it(tmp_path):
     layer = checkpoint(tmp_path)
-    speculator = outrider.load(tmp_path, "mtp", coupled=True, branching=(2, 1), **LOAD)
+    speculator = outrider.load(tmp_path, "mtp", shared_noise=True, branching=(2, 1), **LOAD)
     read = speculator.engine.drafter.model.runner.head.model.layers[0]
     assert all(torch.equal(w, read.state_dict()[n]) for n, w in layer.state_dict().items())
     sampling = [

@@ -38,8 +38,8 @@ def test_scores_are_those_of_the_weights_as_they_lie(name):
 def test_load_packs_what_it_is_told_to():
     model = build(FAMILIES["Qwen2"]()).eval()
     about = {"drafter": "prompt_lookup", "threads": 1}
-    packed = outrider.load(model, packed=True, **about)
-    loose = outrider.load(model, packed=False, **about)
+    packed = outrider.load(model, pack_weights=True, **about)
+    loose = outrider.load(model, pack_weights=False, **about)
     assert (packed.notes.packed, loose.notes.packed) == (True, False)
     ends = SamplingParams(0), Stop(12, token_ids=())
     found = packed.generate([[5, 6, 7, 5, 6]], *ends).completions[0].token_ids
@@ -57,5 +57,5 @@ def test_a_model_without_linear_layers_has_nothing_to_pack():
             part.__class__ = Other
     assert weight_packing.pack_linear_layers(model) is None
     assert not adapt(model, packed=True).runner.packed
-    with pytest.raises(ConfigurationError, match="packed=True is for linear layers"):
-        outrider.load(model, packed=True, drafter="root", threads=1)
+    with pytest.raises(ConfigurationError, match="pack_weights=True is for linear layers"):
+        outrider.load(model, pack_weights=True, drafter="root", threads=1)

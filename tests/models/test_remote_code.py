@@ -21,7 +21,7 @@ from outrider.shipped import shipped
 from tiny import llama
 
 ROOT = Path(__file__).parents[2]
-PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False}
 MARKS = """
 import pathlib
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

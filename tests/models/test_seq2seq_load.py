@@ -14,7 +14,7 @@ from outrider.models.seq2seq.input_modality import there
 from outrider.models.tree_inputs import causal
 from outrider.types import Encoded, Inputs
 
-QUICK = {"threads": 1, "packed": False, "dtype": "float32"}
+QUICK = {"threads": 1, "pack_weights": False, "dtype": "float32"}
 
 
 def text_of(speculator, prompts=((2,), (2, 9)), sampling=None, inputs=None):
@@ -69,7 +69,7 @@ def test_a_draft_with_an_equal_encoder_attends_to_the_targets_states(equal, wish
     target, draft = bart(), bart(seed=1, layers=1)
     if equal:
         draft = with_encoder_of(target, draft)
-    options = {"coupled": True, "share_encoder": wish, **QUICK}
+    options = {"shared_noise": True, "share_encoder": wish, **QUICK}
     pair = load(target, draft, **options)
     assert pair.notes.encoder == whose
     plain = load(target, drafter="root", rule="match", **QUICK)
@@ -86,7 +86,9 @@ def test_a_decoder_alone_drafts_for_the_whole_model(tmp_path):
     build(FAMILIES["Whisper"]()).save_pretrained(tmp_path / "target")
     small = build(DECODERS["WhisperForCausalLM"](), kind="WhisperForCausalLM", seed=1)
     small.save_pretrained(tmp_path / "draft")
-    pair = load(tmp_path / "target", tmp_path / "draft", branching=(2, 2), coupled=True, **QUICK)
+    pair = load(
+        tmp_path / "target", tmp_path / "draft", branching=(2, 2), shared_noise=True, **QUICK
+    )
     assert pair.notes.encoder == "the target's"
     expected, _ = text_of(load(tmp_path / "target", drafter="root", rule="match", **QUICK))
     texts, stats = text_of(pair)
@@ -207,7 +209,7 @@ def test_a_draft_with_another_mel_count_reads_its_own_frames():
     target = build(FAMILIES["Whisper"]())
     config = FAMILIES["Whisper"]()
     config.num_mel_bins = 16
-    pair = load(target, build(config, seed=1), coupled=True, **QUICK)
+    pair = load(target, build(config, seed=1), shared_noise=True, **QUICK)
     expected, _ = text_of(load(target, drafter="root", rule="match", **QUICK))
     source = pair.engine.target.probe(2)._replace(encoded=None)
     with pytest.raises(ConfigurationError, match=r"\[B, 12, 16\]; got features \[2, 12, 8\]"):

@@ -207,7 +207,7 @@ def test_a_folder_may_say_that_it_is_kept_in_8_bits(tmp_path, monkeypatch):
             tmp_path,
             num_speculative_tokens=2,
             threads=1,
-            packed=False,
+            pack_weights=False,
             dtype="float32",
             **more,
         ).notes.draft_dtype

@@ -37,7 +37,7 @@ def saved(kind, folder):
         "target": str(folder / "target"),
         "draft": str(folder / "draft"),
         "dtype": "float32",
-        "packed": False,
+        "pack_weights": False,
         "planner": "fixed",
     }
 
@@ -166,7 +166,7 @@ def test_torchrun_20_texts_of_the_shipped_pair(held_out, shape):
     """By two processes on loopback: 20 of 20."""
     pytest.importorskip("accelerate", reason=NO_ACCELERATE)
     prompts = [prompt[start:][:200] for prompt in held_out for start in (0, 90, 180)][:20]
-    load = {"dtype": "float32", "packed": False, "planner": "fixed"} | shape
+    load = {"dtype": "float32", "pack_weights": False, "planner": "fixed"} | shape
     told, whole = of_torchrun(load, prompts)
     assert len(told) == 20
     assert told == whole

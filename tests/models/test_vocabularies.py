@@ -12,7 +12,7 @@ from outrider import ConfigurationError, SamplingParams, Stop, VocabularyMismatc
 from outrider.drafters import StringMatch
 
 WORDS = [f"w{number}" for number in range(90)]
-QUICK = {"threads": 1, "packed": False, "dtype": "float32"}
+QUICK = {"threads": 1, "pack_weights": False, "dtype": "float32"}
 
 
 def tokenizer(words):
@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("draft", ["draft", "wide"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_differently_padded_outputs_give_the_targets_text(folders, draft, temperature):
-    pair = load(folders["target"], folders[draft], coupled=True, **QUICK)
+    pair = load(folders["target"], folders[draft], shared_noise=True, **QUICK)
     assert pair.engine.target.vocab_size == pair.engine.drafter.model.vocab_size == 93
     prompts = ["w5 w6 w7 w5", "w40"]
     how, stop = SamplingParams(temperature, seed=4), Stop(20)

@@ -223,6 +223,6 @@ def test_what_there_is_is_said(monkeypatch):
     with pytest.raises(ConfigurationError, match=r"dtype='int8' is not to be had here: no C comp"):
         outrider.load(llama(), dtype="int8", drafter="root", **QUICK)
     monkeypatch.setattr(isa, "has_bf16_products", lambda: False)
-    made = outrider.load(llama(), drafter="root", packed=False, **QUICK)
+    made = outrider.load(llama(), drafter="root", pack_weights=False, **QUICK)
     assert made.notes.dtype == "float32"
     assert made.notes.weights == "float32, and so are states"

@@ -15,7 +15,7 @@ from outrider.errors import ConfigurationError, NumericalError
 from outrider.models.heads import blockwise
 from tiny import VOCAB, llama
 
-LOAD = {"dtype": "float32", "threads": 1, "packed": False}
+LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
 
 
 def eagle(path):

@@ -38,7 +38,7 @@ def opened(annalog_wheel):
         annalog.model(annalog_wheel),
         [annalog.source(tokens, one) for one in MOLECULES],
     )
-    speculator = outrider.load(model, dtype="float32", threads=1, packed=False)
+    speculator = outrider.load(model, dtype="float32", threads=1, pack_weights=False)
     return model, speculator, sources
 
 

@@ -16,7 +16,7 @@ QUESTIONS = ["Name a planet.", "What is 2 + 2?", "Say hello.", "Name a colour.",
 
 @pytest.fixture(scope="module")
 def speculator(smollm2):
-    return outrider.load(smollm2, dtype="bfloat16", threads=1, packed=True)
+    return outrider.load(smollm2, dtype="bfloat16", threads=1, pack_weights=True)
 
 
 def body(at):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 NEW = 16
 
 
-HOW = {"dtype": "float32", "threads": 1, "packed": False, "num_speculative_tokens": 3}
+HOW = {"dtype": "float32", "threads": 1, "pack_weights": False, "num_speculative_tokens": 3}
 
 
 def prompts_for(pair):

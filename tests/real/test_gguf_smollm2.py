@@ -36,7 +36,7 @@ def test_greedy_texts_are_those_of_the_converted_directory(models_directory):
     files = sorted(models_directory.rglob(FILE))
     if not files:
         pytest.skip(f"needs {FILE} below the directory of models")
-    how = {"dtype": "bfloat16", "threads": 1, "packed": False, "planner": "fixed"}
+    how = {"dtype": "bfloat16", "threads": 1, "pack_weights": False, "planner": "fixed"}
     from_file = outrider.load(files[0], **how)
     from_folder = outrider.load(models_directory / "smollm2", **how)
     told = answers(from_file)

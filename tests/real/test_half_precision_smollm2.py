@@ -10,7 +10,7 @@ from outrider import SamplingParams, Stop
 
 pytestmark = pytest.mark.real
 
-HOW = {"dtype": "bfloat16", "threads": 1, "packed": True}
+HOW = {"dtype": "bfloat16", "threads": 1, "pack_weights": True}
 #: Prompts whose texts go past 128 and 256 tokens.
 LENGTHS, BUDGET = (110, 118, 244, 250), 24
 
@@ -30,7 +30,7 @@ def test_chains_write_what_plain_decoding_writes(smollm2, temperature):
     prompts.append(text[:400])  # beside the others
     settings.append(SamplingParams(1.0, seed=9))
     layers = (0, 1, 14, 28, 29)
-    draft = outrider.load(smollm2, draft_layers=layers, coupled=temperature > 0, **HOW)
+    draft = outrider.load(smollm2, draft_layers=layers, shared_noise=temperature > 0, **HOW)
     usual = outrider.load(smollm2, **HOW)  # a tree where the kernels are compiled
     assert usual.engine.drafter.chain != usual.engine.target.rounding.trees
     for made in (lookup, draft, usual, plain):

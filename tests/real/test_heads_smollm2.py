@@ -17,7 +17,7 @@ pytestmark = pytest.mark.real
 
 PROMPT = "Write down the first ten elements of the periodic table, one per line."
 GREEDY, BUDGET = SamplingParams(temperature=0), Stop(72)
-LOAD = {"dtype": "float32", "threads": 1, "packed": False}
+LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
 
 
 @pytest.fixture(scope="module")

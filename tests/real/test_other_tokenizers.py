@@ -20,7 +20,7 @@ PROMPTS = ["def mean(values):\n", "class Stack:\n    def __init__(self):\n", "# 
 
 @pytest.fixture(scope="module")
 def pair(smollm2):
-    how = {"dtype": "float32", "threads": 1, "packed": False, "num_speculative_tokens": 4}
+    how = {"dtype": "float32", "threads": 1, "pack_weights": False, "num_speculative_tokens": 4}
     return outrider.load(smollm2, shipped("draft"), **how)
 
 

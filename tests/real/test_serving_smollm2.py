@@ -26,7 +26,7 @@ def volume(width, height, depth):
 
 @pytest.fixture(scope="module")
 def speculator(smollm2):
-    return outrider.load(smollm2, dtype="bfloat16", threads=1, packed=True)
+    return outrider.load(smollm2, dtype="bfloat16", threads=1, pack_weights=True)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def test_three_processes_write_the_texts_of_one(models_directory, temperature):
         "target": str(models_directory / "smollm2"),
         "drafter": "recall",
         "dtype": "float32",
-        "packed": False,
+        "pack_weights": False,
         "planner": "fixed",
     }
     asked = {"load": load, "prompts": TEXTS, "tokens": 24, "temperature": temperature}

@@ -25,7 +25,7 @@ def speculator(smollm2, request):
         if build.unbuilt():
             pytest.skip(f"no kernels: {build.unbuilt()}")
         how = {"dtype": "bfloat16"}  # as its folder says
-    fixed = {"threads": 1, "packed": True, "planner": "fixed", "num_speculative_tokens": 3}
+    fixed = {"threads": 1, "pack_weights": True, "planner": "fixed", "num_speculative_tokens": 3}
     return outrider.load(smollm2, draft="smollm2-head", **fixed, **how)
 
 

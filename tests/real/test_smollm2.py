@@ -52,7 +52,7 @@ CANCELLED, STOPPED = 1, 3
 @pytest.fixture(scope="module")
 def speculator(smollm2):
     """Eight tokens ahead, whatever they cost: the planner may well rest in texts so short."""
-    how = {"num_speculative_tokens": 8, "dtype": "float32", "threads": 1, "packed": False}
+    how = {"num_speculative_tokens": 8, "dtype": "float32", "threads": 1, "pack_weights": False}
     return outrider.load(smollm2, drafter="prompt_lookup", **how)
 
 
@@ -154,7 +154,7 @@ def test_copies_and_likely_tokens_leave_the_text_as_it_is(speculator, name):
 
 
 def test_nobody_has_to_name_a_drafter(smollm2):
-    loaded = outrider.load(smollm2, dtype="float32", threads=1, packed=False)
+    loaded = outrider.load(smollm2, dtype="float32", threads=1, pack_weights=False)
     assert loaded.engine.drafter.name == "recall"
     prompt = f"{LINE}, {LINE},"
     result = loaded.generate(prompt, GREEDY, Stop(BUDGET))

@@ -30,7 +30,7 @@ def speculator(whisper, request):
         # the draft alone, as its folder says, beside a target in bfloat16; or all
         how = {"dtype": "bfloat16" if "draft" in request.param else "int8"}
     draft = "whisper-base-draft"
-    return outrider.load(whisper, draft=draft, threads=1, packed=True, planner="fixed", **how)
+    return outrider.load(whisper, draft=draft, threads=1, pack_weights=True, planner="fixed", **how)
 
 
 @pytest.mark.parametrize("timestamps", ["none", "segment"])

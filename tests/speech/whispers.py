@@ -126,6 +126,6 @@ def loaded(**changes):
         tokenizer=tokenizer(english, timed),
         dtype="float32",
         threads=1,
-        packed=False,
+        pack_weights=False,
         **{"drafter": "root"} | changes,
     )

@@ -18,7 +18,7 @@ from outrider.text.decoder_prompt import ModelDefaults
 from outrider.text.speculator import Speculator
 from tiny import PROMPTS, llama
 
-PLAIN = {"dtype": "float32", "threads": 1, "packed": False, "drafter": "prompt_lookup"}
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False, "drafter": "prompt_lookup"}
 SAID = [
     {"suppress_tokens": [3, 9, 17]},
     {"bad_words_ids": [[5], [8, 2], [1, 4, 1]]},

@@ -15,7 +15,7 @@ from outrider.testing import encoder_decoder, llama, sources
 from outrider.types import Inputs
 from words import text_of, tokenizer
 
-PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False}
 SOURCES = [[9, 4, 7, 11, 2], [5, 8, 2], [13, 6, 13, 6, 21, 30, 2]]
 GREEDY, END = SamplingParams(0), Stop(14)
 

@@ -111,7 +111,7 @@ def test_files_become_a_folder_that_drafts(kind, folder, data, tmp_path):
     assert done.exit_code == 0, done.output
     assert (out / "README.md").read_text().strip() in done.output
     assert "| 0.7 |" in done.output
-    settings = {"dtype": "float32", "threads": 1, "packed": False}
+    settings = {"dtype": "float32", "threads": 1, "pack_weights": False}
     drafted = outrider.load(folder, out, num_speculative_tokens=3, **settings)
     stop = outrider.Stop(24)
     result = drafted.generate("def f(x):", outrider.SamplingParams(0), stop)
@@ -123,7 +123,7 @@ def test_files_become_a_folder_that_drafts(kind, folder, data, tmp_path):
 
 
 def test_a_target_that_reads_another_input_is_refused(tmp_path, data):
-    speculator = outrider.load("corrector", dtype="float32", threads=1, packed=False)
+    speculator = outrider.load("corrector", dtype="float32", threads=1, pack_weights=False)
     task = Task("corrector", tmp_path, (data,))
     with pytest.raises(ConfigurationError, match="decoder-only"):
         run(speculator, encoder_decoder("bart"), task, quiet)

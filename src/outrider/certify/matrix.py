@@ -25,10 +25,10 @@ SHAPES: dict[str, tuple[DraftOptions, ...]] = {
     "draft_model": (
         DraftOptions(branching=(1, 1, 1, 1)),
         DraftOptions(branching=(3, 2, 1)),
-        DraftOptions(branching=(1, 1, 1, 1), coupled=True),
-        DraftOptions(branching=(3, 2, 1), coupled=True),
+        DraftOptions(branching=(1, 1, 1, 1), shared_noise=True),
+        DraftOptions(branching=(3, 2, 1), shared_noise=True),
     ),
-    "dynamic_tree": (DraftOptions(), DraftOptions(coupled=True)),
+    "dynamic_tree": (DraftOptions(), DraftOptions(shared_noise=True)),
     "layer_skip": (DraftOptions(own={"exit": 1}),),
 }
 

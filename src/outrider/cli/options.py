@@ -41,7 +41,9 @@ Planned = Annotated[
 ]
 CostsFile = Annotated[
     Path | None,
-    typer.Option("--costs", help="What steps cost: a file of Costs.write. Default: measured once."),
+    typer.Option(
+        "--step-costs", help="What steps cost: a file of Costs.write. Default: measured once."
+    ),
 ]
 NumBeams = Annotated[
     int, typer.Option(min=1, help="Beams of a search in place of one text; 1 is off.")
@@ -76,7 +78,7 @@ Width = Annotated[
 ]
 TotalTokens = Annotated[
     int | None,
-    typer.Option(max=4096, help="Drafted tokens of dynamic_tree, or with --acceptance."),
+    typer.Option(max=4096, help="Drafted tokens of dynamic_tree, or with --tree-acceptance."),
 ]
 Acceptance = Annotated[
     str | None,
@@ -113,7 +115,7 @@ RuleOption = Annotated[
     ),
 ]
 Coupled = Annotated[
-    bool, typer.Option("--coupled", help="Same seed, same text, whatever the drafter.")
+    bool, typer.Option("--shared-noise", help="Same seed, same text, whatever the drafter.")
 ]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 is off.")]
@@ -240,15 +242,15 @@ class Setup:
     branching: Branching = None
     width: Width = None
     total_tokens: TotalTokens = None
-    acceptance: Acceptance = None
+    tree_acceptance: Acceptance = None
     ngram: Ngram = None
     table: Table = None
     drafter_option: DrafterOption = None
     rule: Rule = None
     rule_option: RuleOption = None
-    coupled: Coupled = False
+    shared_noise: Coupled = False
     planner: Planned = None
-    costs: CostsFile = None
+    step_costs: CostsFile = None
     draft_dtype: DraftDtype = None
     device: Device = None
     threads: Threads = None
@@ -258,7 +260,15 @@ class Setup:
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
-        models = ["target", "draft", "draft_layers", "draft_dtype", "costs", "device", "threads"]
+        models = [
+            "target",
+            "draft",
+            "draft_layers",
+            "draft_dtype",
+            "step_costs",
+            "device",
+            "threads",
+        ]
         models += ["tensor_parallel", "trust_remote_code", "generation_config"]
         return [
             f"--{name.replace('_', '-')}"
@@ -279,14 +289,16 @@ class Setup:
                 branching=parse_branching(self.branching),
                 width=self.width,
                 total_tokens=self.total_tokens,
-                acceptance=numbers("--acceptance", self.acceptance, float, "0.6,0.15,0.05"),
+                tree_acceptance=numbers(
+                    "--tree-acceptance", self.tree_acceptance, float, "0.6,0.15,0.05"
+                ),
                 ngram=numbers("--ngram", self.ngram, int, "1,4"),
                 table=self.table,
-                coupled=self.coupled,
+                shared_noise=self.shared_noise,
                 drafter_options=_by_name("--drafter-option", self.drafter_option, "count=3"),
                 draft_layers=numbers("--draft-layers", self.draft_layers, int, "0,5"),
                 planner=self.planner,
-                costs=self.costs,
+                step_costs=self.step_costs,
                 rule=self.rule,
                 rule_options=_by_name("--rule-option", self.rule_option, "lenience=0.3"),
                 dtype=dtype,

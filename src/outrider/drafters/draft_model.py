@@ -104,13 +104,13 @@ def _made(
     model: LanguageModel,
     num_speculative_tokens: int | None = None,
     branching: tuple[int, ...] | None = None,
-    coupled: bool = False,
+    shared_noise: bool = False,
 ) -> DraftModel:
     recipes.one_depth(branching, num_speculative_tokens)
     counts = (1,) * (num_speculative_tokens or 4) if branching is None else branching
-    return DraftModel(model, counts, coupled)
+    return DraftModel(model, counts, shared_noise)
 
 
 RECIPE = recipes.Recipe(
-    _made, ("model",), ("num_speculative_tokens", "branching", "coupled"), deepest=24
+    _made, ("model",), ("num_speculative_tokens", "branching", "shared_noise"), deepest=24
 )

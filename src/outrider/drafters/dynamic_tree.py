@@ -86,14 +86,14 @@ def _made(
     num_speculative_tokens: int = DynamicTree.depth,
     width: int = DynamicTree.top_k,
     total_tokens: int | None = None,
-    coupled: bool = False,
+    shared_noise: bool = False,
 ) -> DynamicTree:
     total = dynamic_tree_builder.sized(
         total_tokens, num_speculative_tokens, width, model.vocab_size, DynamicTree.total_tokens
     )
-    return DynamicTree(model, total, num_speculative_tokens, width, coupled)
+    return DynamicTree(model, total, num_speculative_tokens, width, shared_noise)
 
 
 RECIPE = recipes.Recipe(
-    _made, ("model",), ("num_speculative_tokens", "width", "total_tokens", "coupled")
+    _made, ("model",), ("num_speculative_tokens", "width", "total_tokens", "shared_noise")
 )

@@ -255,17 +255,17 @@ def _made(
     model: LanguageModel,
     total_tokens: int | None = None,
     num_speculative_tokens: int | None = None,
-    coupled: bool = False,
+    shared_noise: bool = False,
 ) -> Either:
     copies = recall.made(target, total_tokens, num_speculative_tokens)
     depth = min(DEPTH, copies.shapes[0].max_depth)
-    return Either(copies, DraftModel(model, (1,) * depth, coupled))
+    return Either(copies, DraftModel(model, (1,) * depth, shared_noise))
 
 
 RECIPE = recipes.Recipe(
     _made,
     ("target", "model"),
-    ("total_tokens", "num_speculative_tokens", "coupled"),
+    ("total_tokens", "num_speculative_tokens", "shared_noise"),
     depth=Recall.total_tokens,
     deepest=recall.MOST,
 )

@@ -97,7 +97,7 @@ def _made(
     target: LanguageModel,
     num_speculative_tokens: int | None = None,
     branching: tuple[int, ...] | None = None,
-    coupled: bool = False,
+    shared_noise: bool = False,
     skip: Sequence[int] | None = None,
     exit: int | None = None,
 ) -> LayerSkip:
@@ -105,12 +105,12 @@ def _made(
     counts = (1,) * (num_speculative_tokens or 4) if branching is None else branching
     have = target.runner.layers if isinstance(target, TreeDecoder) else 0
     left = layers(have, skip, exit) if have else ()
-    return LayerSkip(part(target, left), counts, coupled)
+    return LayerSkip(part(target, left), counts, shared_noise)
 
 
 RECIPE = recipes.Recipe(
     _made,
     ("target",),
-    ("num_speculative_tokens", "branching", "coupled", "skip", "exit"),
+    ("num_speculative_tokens", "branching", "shared_noise", "skip", "exit"),
     law=True,
 )

@@ -28,15 +28,15 @@ Need = Literal["model", "models", "translated", "table", "vocab_size", "target"]
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What a user asks of a drafter; None (False for `coupled`) where nothing was asked.
+    """What a user asks of a drafter; None (False for `shared_noise`) where nothing was asked.
 
     num_speculative_tokens  the depth: tokens of a chain, of a path, or of a tree's longest path
     branching               children per level
     width                   paths, or nodes of a level
     total_tokens            drafted tokens in all
-    acceptance              chance that a node's k-th child is kept, k = 1, 2, ...
+    tree_acceptance         chance that a node's k-th child is kept, k = 1, 2, ...
     ngram                   shortest and longest n-gram that is looked up
-    coupled                 draw with the target's noise
+    shared_noise            draw with the target's noise
     own                     options that one drafter has for itself, by name
 
     Raises ConfigurationError for a value that would be nonsense for any drafter.
@@ -49,14 +49,16 @@ class DraftOptions:
     branching: Sequence[int] | None = None
     width: int | None = None
     total_tokens: int | None = None
-    acceptance: Sequence[float] | None = None
+    tree_acceptance: Sequence[float] | None = None
     ngram: Sequence[int] | None = None
-    coupled: bool = False
+    shared_noise: bool = False
     own: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.coupled, bool):
-            arguments.refuse("coupled", "True or False", self.coupled, "leave it out for False")
+        if not isinstance(self.shared_noise, bool):
+            arguments.refuse(
+                "shared_noise", "True or False", self.shared_noise, "leave it out for False"
+            )
         for name, read in _READ.items():
             if vars(self)[name] is not None:
                 object.__setattr__(self, name, read(vars(self)[name]))
@@ -77,7 +79,7 @@ class DraftOptions:
 COMMON = tuple(field.name for field in fields(DraftOptions) if field.name != "own")
 
 #: Those that say how much is drafted.
-SIZES = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance")
+SIZES = ("num_speculative_tokens", "branching", "width", "total_tokens", "tree_acceptance")
 
 
 def counts(name: str, given: object) -> tuple[int, ...]:
@@ -100,8 +102,8 @@ def _whole(name: str, least: int, do: str) -> Callable[[object], int]:
 
 
 def _chances(given: object) -> tuple[float, ...]:
-    what, do = "numbers, one per child", "write acceptance=(0.6, 0.15, 0.05)"
-    return arguments.several("acceptance", given, what, do, arguments.is_number)
+    what, do = "numbers, one per child", "write tree_acceptance=(0.6, 0.15, 0.05)"
+    return arguments.several("tree_acceptance", given, what, do, arguments.is_number)
 
 
 def _ngram(given: object) -> tuple[int, ...]:
@@ -130,7 +132,7 @@ _READ: dict[str, Callable[[object], object]] = {
     "branching": partial(counts, "branching"),
     "width": _whole("width", 2, CHAIN),
     "total_tokens": _whole("total_tokens", 1, "give the number of drafted tokens"),
-    "acceptance": _chances,
+    "tree_acceptance": _chances,
     "ngram": _ngram,
     "own": _own,
 }
@@ -201,7 +203,7 @@ class Recipe:
         """
         if option == "draft":
             return self.drafts_with_models
-        if option == "coupled" and not self.drafts_with_models:
+        if option == "shared_noise" and not self.drafts_with_models:
             return True
         known = (*self.takes, *self.warps)
         return option in known or (option == "table" and "table" in self.needs)
@@ -230,8 +232,8 @@ class Recipe:
             "target": parts.target,
         }
         asked = options.asked()
-        if "coupled" not in self.takes:
-            asked.pop("coupled", None)  # the rule's matter alone
+        if "shared_noise" not in self.takes:
+            asked.pop("shared_noise", None)  # the rule's matter alone
         warp = {name: asked.pop(name) for name in self.warps if name in asked}
         drafter = self.build(**{need: there[need] for need in self.needs}, **asked)
         unread = {tap for model in parts.models for tap in model.taps} - set(drafter.taps)

@@ -65,30 +65,31 @@ def _breadth_first(picked: list[tuple[int, int, int]]) -> tuple[int, ...]:
 def recipe(tree: Callable[..., Drafter]) -> Recipe:
     """How a drafter of fixed shape is made by name: `tree(model, counts=...)` or `parents=...`.
 
-    The shape is a branching vector, or the best one of `total_tokens` nodes for `acceptance`; who
-    asks for neither gets USUAL, as deep as was asked for.
+    The shape is a branching vector, or the best one of `total_tokens` nodes for `tree_acceptance`;
+    who asks for neither gets USUAL, as deep as was asked for.
     """
 
     def made(
         model: LanguageModel,
         num_speculative_tokens: int | None = None,
         branching: tuple[int, ...] | None = None,
-        acceptance: tuple[float, ...] | None = None,
+        tree_acceptance: tuple[float, ...] | None = None,
         total_tokens: int | None = None,
     ) -> Drafter:
         depth = num_speculative_tokens
         one_depth(branching, depth)
-        if acceptance is None and total_tokens is None:
+        if tree_acceptance is None and total_tokens is None:
             usual = (USUAL + (1,) * (depth or 0))[: depth or len(USUAL)]
             return tree(model, counts=usual if branching is None else branching)
-        if branching is not None or acceptance is None or total_tokens is None:
+        if branching is not None or tree_acceptance is None or total_tokens is None:
             raise ConfigurationError(
-                "the best shape follows from acceptance and total_tokens, without branching; got "
-                f"acceptance={acceptance!r}, total_tokens={total_tokens!r}, branching="
+                "the best shape follows from tree_acceptance and total_tokens, without "
+                "branching; got "
+                f"acceptance={tree_acceptance!r}, total_tokens={total_tokens!r}, branching="
                 f"{branching!r}; give both, and num_speculative_tokens to limit the depth"
             )
-        best = optimal(acceptance, total_tokens + 1, depth or total_tokens)
+        best = optimal(tree_acceptance, total_tokens + 1, depth or total_tokens)
         return tree(model, parents=best)
 
-    takes = ("num_speculative_tokens", "branching", "acceptance", "total_tokens")
+    takes = ("num_speculative_tokens", "branching", "tree_acceptance", "total_tokens")
     return Recipe(made, ("model",), takes)

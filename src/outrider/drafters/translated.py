@@ -91,9 +91,9 @@ class Translated:
 
 
 def _made(
-    translated: TranslatedModel, num_speculative_tokens: int = 4, coupled: bool = False
+    translated: TranslatedModel, num_speculative_tokens: int = 4, shared_noise: bool = False
 ) -> Translated:
-    return Translated(translated, num_speculative_tokens, coupled)
+    return Translated(translated, num_speculative_tokens, shared_noise)
 
 
-RECIPE = recipes.Recipe(_made, ("translated",), ("num_speculative_tokens", "coupled"))
+RECIPE = recipes.Recipe(_made, ("translated",), ("num_speculative_tokens", "shared_noise"))

@@ -44,7 +44,9 @@ def generate_setup(
     reads, differs = copies or target.reads != "text", words is not None
     usual = drafters.usual(draft, reads, differs, target.device, options)
     recipe = drafters.check(settings.get("drafter", usual), options, draft, table)
-    rule = verifiers.chosen(settings.get("rule"), settings.get("rule_options"), options.coupled)
+    rule = verifiers.chosen(
+        settings.get("rule"), settings.get("rule_options"), options.shared_noise
+    )
     given, share = drafters.models(draft), settings.get("share_encoder", "auto")
     models: tuple[LanguageModel, ...] = tuple(
         beside(target, model, one, share, words) for one in given
@@ -54,7 +56,7 @@ def generate_setup(
     planner, options = planners.chosen(settings.get("planner"), recipe, options)
     drafter = recipe.make(parts, options)
     beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))
-    costs, kept = _costs(model, settings.get("costs"), beside_it)
+    costs, kept = _costs(model, settings.get("step_costs"), beside_it)
     return GenerateSetup(Engine(target, drafter, rule, planner, costs, kept=kept), next(own, None))
 
 

@@ -220,7 +220,7 @@ class Comparison:
             num_speculative_tokens=max(self.plan.chains, default=4),
             device=self.plan.device,
             threads="auto" if self.plan.threads is None else self.plan.threads,
-            packed="auto" if self.plan.packed is None else self.plan.packed,
+            pack_weights="auto" if self.plan.packed is None else self.plan.packed,
             trust_remote_code=self.plan.trust_remote_code,
         )
         if pair.engine.target.reads != "text":

@@ -32,7 +32,7 @@ class RuntimeOptions:
 
     dtype: str | torch.dtype = "auto"
     threads: int | str = "auto"
-    packed: bool | str = "auto"
+    pack_weights: bool | str = "auto"
     draft_dtype: str | None = None  #: of what draft models read; None: what they say, or the dtype
 
     def __post_init__(self) -> None:
@@ -45,8 +45,10 @@ class RuntimeOptions:
             object.__setattr__(
                 self, "threads", arguments.whole("threads", self.threads, do, least=1)
             )
-        if self.packed != "auto" and not isinstance(self.packed, bool):
-            arguments.refuse("packed", "'auto', True or False", self.packed, "use 'auto'")
+        if self.pack_weights != "auto" and not isinstance(self.pack_weights, bool):
+            arguments.refuse(
+                "pack_weights", "'auto', True or False", self.pack_weights, "use 'auto'"
+            )
         if self.draft_dtype not in (None, INT8, TARGET):
             what, do = f"{INT8!r}, {TARGET!r} or None", "leave it out for what the draft says"
             arguments.refuse("draft_dtype", what, self.draft_dtype, do)
@@ -119,15 +121,15 @@ def _packings(
     """Whether to lay weights out for products. Those of a type of their own always are."""
     plain = [name for name in dtypes if not target.keeps(name, place)]
     if len(plain) < len(dtypes):
-        return [wish.packed] if plain and isinstance(wish.packed, bool) else [True]
+        return [wish.pack_weights] if plain and isinstance(wish.pack_weights, bool) else [True]
     able = all(can_pack(DTYPES[name]) for name in dtypes)
-    if wish.packed is True and not able:
+    if wish.pack_weights is True and not able:
         raise ConfigurationError(
             f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
-            "packed=True; use packed='auto' or another dtype"
+            "pack_weights=True; use pack_weights='auto' or another dtype"
         )
-    if isinstance(wish.packed, bool):
-        return [wish.packed]
+    if isinstance(wish.pack_weights, bool):
+        return [wish.pack_weights]
     if all(supports_unpacked(DTYPES[name]) for name in dtypes):
         return [True]  # layers of type Linear take no more memory, and nothing is faster
     return [True, False] if able else [False]
@@ -189,9 +191,10 @@ def _elsewhere(wish: RuntimeOptions, target: ModelSource, place: torch.device) -
             f"dtype={dtype!r} is for one process on a CPU; got {target.shards} process(es) on "
             f"{place}; use {', '.join(DTYPES)} or 'auto'"
         )
-    if wish.packed is True:
+    if wish.pack_weights is True:
         raise ConfigurationError(
-            f"whole weights are packed, on a CPU; got packed=True for {target.shards} process(es) "
+            f"whole weights are packed, on a CPU; got pack_weights=True for {target.shards} "
+            f"process(es) "
             f"on {place}; leave it out"
         )
     name = target.checkpoint_dtype() if dtype == "auto" else dtype

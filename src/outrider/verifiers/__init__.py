@@ -106,7 +106,7 @@ def chosen(
         sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if shares_noise(other)))
         raise ConfigurationError(
             f"rule {judge.name!r} cannot judge coupled drafts so that the text depends on the seed "
-            f"alone; got coupled=True; leave the rule out, or use one that can: {sharing}"
+            f"alone; got shared_noise=True; leave the rule out, or use one that can: {sharing}"
         )
     return judge or get("match")
 
