@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 # What computes: run once more as if the processor had AVX2 and nothing more, so that a machine that
 # has more cannot hide a fault. Other processors than x86-64 have no such cap.
-NUMERIC := tests/models tests/ops tests/law tests/engine/test_half_precision.py \
+NUMERIC := tests/models tests/ops tests/exactness tests/engine/test_half_precision.py \
 	tests/engine/test_ends.py tests/engine/test_equality.py tests/speech tests/test_calibrate.py
 CAP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OUTRIDER_ISA=avx2
 

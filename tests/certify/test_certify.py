@@ -288,7 +288,7 @@ def test_layers_of_the_target_are_judged_though_they_have_no_cache(tmp_path):
 
 def test_the_matrix_holds_every_legal_pair_of_the_registries():
     made = matrix_drafters()
-    other_tokenizers = ["string_match", "translated"]  # tests/law/test_translated_laws.py
+    other_tokenizers = ["string_match", "translated"]  # tests/exactness/test_translated_laws.py
     assert matrix.missing(made) == other_tokenizers
     todo = matrix.pairs(made)
     keys = {item.key for item in todo}

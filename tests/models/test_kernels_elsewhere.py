@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from recorded_calls import RecordedCalls
-from test_native import BF16, call_of, filled, random_nodes
+from test_cpu_kernels import BF16, call_of, filled, random_nodes
 from test_packed_linear import FILES, blocks_of, grouped
 
 from outrider.models import isa

@@ -5,8 +5,8 @@ import re
 
 import pytest
 import test_dflash
+import test_layer_subset
 import test_other_heads
-import test_shallow
 from safetensors.torch import load_file, save_file
 
 import outrider

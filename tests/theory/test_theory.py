@@ -94,7 +94,7 @@ def test_chains_by_enumeration(p, q):
 
 
 def test_chains_with_laws_by_position_equal_the_worlds_enumeration():
-    """Against the machinery of tests/law, which draws drafts another way."""
+    """Against the machinery of tests/exactness, which draws drafts another way."""
     world = e.World(3, 2, 5, ("random",))
     for depth in range(3):
         level = world.level(depth)

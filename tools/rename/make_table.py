@@ -300,17 +300,17 @@ for old, new in (("rows", "max_num_seqs"), ("capacity", "max_model_len")):
     row(R, "param", f"outrider.cli.batch:batch.{old}", new)
 R = "tests"
 for old, new in {
-    "tests/law": "tests/exactness", "tests/laws": "tests/logits_processing", "tests/beams": "tests/beam_search",
-    "tests/server/test_apart.py": "tests/server/test_engine_process.py", "tests/server/test_lanes.py": "tests/server/test_speculation_methods.py",
-    "tests/models/test_retold.py": "tests/models/test_token_remap.py", "tests/models/test_rounding.py": "tests/models/test_batch_invariance.py",
-    "tests/models/test_parts.py": "tests/models/test_module_tree.py", "tests/models/test_shallow.py": "tests/models/test_layer_subset.py",
-    "tests/models/test_sharded.py": "tests/models/test_distributed.py", "tests/models/test_native.py": "tests/models/test_cpu_kernels.py",
-    "tests/models/test_native_build.py": "tests/models/test_cpu_kernel_build.py", "tests/models/test_tiles.py": "tests/models/test_tile_kernels.py",
-    "tests/models/test_lean_heads.py": "tests/models/test_eagle3_cpu.py", "tests/engine/test_blocks.py": "tests/engine/test_outputs.py",
-    "tests/beams/test_pace.py": "tests/beam_search/test_lookahead_depth.py", "tests/beams/test_oracle.py": "tests/beam_search/test_prefix_scorer.py",
-    "tests/beams/test_offered.py": "tests/beam_search/test_candidate_sources.py", "tests/beams/test_shaped.py": "tests/beam_search/test_beam_logits_processing.py",
-    "tests/ops/test_left.py": "tests/ops/test_residual.py", "tests/speech/test_pieces.py": "tests/speech/test_timestamps_split.py",
-    "tests/speech/test_searched_windows.py": "tests/speech/test_beam_windows.py",
+    "tests/exactness": "tests/exactness", "tests/logits_processing": "tests/logits_processing", "tests/beam_search": "tests/beam_search",
+    "tests/server/test_engine_process.py": "tests/server/test_engine_process.py", "tests/server/test_speculation_methods.py": "tests/server/test_speculation_methods.py",
+    "tests/models/test_token_remap.py": "tests/models/test_token_remap.py", "tests/models/test_batch_invariance.py": "tests/models/test_batch_invariance.py",
+    "tests/models/test_module_tree.py": "tests/models/test_module_tree.py", "tests/models/test_layer_subset.py": "tests/models/test_layer_subset.py",
+    "tests/models/test_distributed.py": "tests/models/test_distributed.py", "tests/models/test_cpu_kernels.py": "tests/models/test_cpu_kernels.py",
+    "tests/models/test_cpu_kernel_build.py": "tests/models/test_cpu_kernel_build.py", "tests/models/test_tile_kernels.py": "tests/models/test_tile_kernels.py",
+    "tests/models/test_eagle3_cpu.py": "tests/models/test_eagle3_cpu.py", "tests/engine/test_outputs.py": "tests/engine/test_outputs.py",
+    "tests/beam_search/test_lookahead_depth.py": "tests/beam_search/test_lookahead_depth.py", "tests/beam_search/test_prefix_scorer.py": "tests/beam_search/test_prefix_scorer.py",
+    "tests/beam_search/test_candidate_sources.py": "tests/beam_search/test_candidate_sources.py", "tests/beam_search/test_beam_logits_processing.py": "tests/beam_search/test_beam_logits_processing.py",
+    "tests/ops/test_residual.py": "tests/ops/test_residual.py", "tests/speech/test_timestamps_split.py": "tests/speech/test_timestamps_split.py",
+    "tests/speech/test_beam_windows.py": "tests/speech/test_beam_windows.py",
 }.items():
     row(R, "path", old, new)
 text = Path(__file__).with_name("texts.tsv")

@@ -7,7 +7,7 @@ The table (table.tsv, beside this file) has tab-separated lines: room, kind, old
     name    outrider.server.engine_process:AddRequest    AddRequest        class, function or constant of a module
     attr    outrider.server.engine_loop:EngineLoop.go   start             field, method, property (resolved by mypy)
     param   outrider.load:load.packed      pack_weights      keyword of a function or method (mypy)
-    path    tests/law                      tests/exactness   any other file or folder
+    path    tests/exactness                      tests/exactness   any other file or folder
     text    docs/*.md|README.md            regex => text     what no resolver can see
 Names are resolved by the module that defines them, through imports, re-exports and scopes; what is
 already renamed is left alone, so a run on a tree that is done changes nothing.

@@ -1,7 +1,7 @@
 """Every width, penalty and way to end, with and without processors, of four families: transformers'
 own beams, whatever is scored ahead.
 
-    pytest -m slow -s tests/beams/test_grid.py        prints how many cases were compared
+    pytest -m slow -s tests/beam_search/test_grid.py        prints how many cases were compared
 
 A case is one search of one row: four rows of unlike length, or three sources, side by side in a
 batch. Each is run with nothing ahead, with texts that nobody asks for, and with copies, each with

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_native import BF16, call_of, filled, random_nodes
+from test_cpu_kernels import BF16, call_of, filled, random_nodes
 
 from outrider.models import LlamaRunner, calibrate, cpu_kernels, isa
 from outrider.models.cpu_kernels import (
