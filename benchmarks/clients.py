@@ -1,6 +1,6 @@
 """Clients of OpenAI's API against a running server: tools, agents, schemas, streams, scores.
 
-    outrider serve --target MODEL --port 8123 &
+    outrider serve --model MODEL --port 8123 &
     python benchmarks/clients.py http://127.0.0.1:8123 --calls 20
 
 Calls that are not demanded are as good as the model: Qwen2.5-Coder writes plain JSON in their stead

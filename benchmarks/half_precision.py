@@ -94,10 +94,10 @@ def chains(asked: Any) -> bool:
     prompts = [token_ids(plain.tokenizer, one.turns) for one in tasks(asked.count // 6)]
     good = True
     for temperature in asked.temperatures:
-        coupled = {"coupled": True} if temperature else {}
+        shared = {"shared_noise": True} if temperature else {}
         settings = [SamplingParams(temperature, seed=seed) for seed in range(len(prompts))]
         stop = Stop(asked.tokens, token_ids=())
-        usual = plain.plain(**coupled)
+        usual = plain.plain(coupled=bool(temperature))
         texts = [
             texts_of(usual, ids, how, stop) for ids, how in zip(prompts, settings, strict=True)
         ]
@@ -105,7 +105,7 @@ def chains(asked: Any) -> bool:
         if asked.trees:
             arms.append(("recall's trees", tree))
         for name, how in arms:
-            extra = {"rule": "match"} if temperature and how is not draft else coupled
+            extra = {"rule": "match"} if temperature and how is not draft else shared
             made = outrider.load(asked.model, **how, **extra, **HOW)
             each = zip(texts, prompts, settings, strict=True)
             pairs = [(text, texts_of(made, ids, one, stop)) for text, ids, one in each]

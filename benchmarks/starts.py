@@ -84,13 +84,13 @@ def main() -> None:
     generate = [
         "generate",
         "The capital of France is",
-        "--target",
+        "--model",
         given.model,
         "--stream",
         "-n",
         "8",
     ]
-    server = ["serve", "--target", given.model, "--port", str(port)]
+    server = ["serve", "--model", given.model, "--port", str(port)]
     hear = ["transcribe", str(given.recording), "-m", str(given.whisper)]
     spin = subprocess.Popen([*pinned, sys.executable, "-c", "while True: pass"])
     try:

@@ -127,7 +127,7 @@ def main() -> None:
     how = {
         "dtype": asked.dtype,
         "threads": 1,
-        "packed": asked.dtype == "bfloat16",
+        "pack_weights": asked.dtype == "bfloat16",
     }
     if asked.draft is not None:
         report(outrider.load(asked.target, asked.draft, **how), asked)

@@ -279,7 +279,7 @@ def test_what_is_no_result_is_said(tmp_path):
 
 def speeds(folder):
     settings = {"target": "shipped", "prompts": 30, "new tokens": 64, "drafted tokens": 4}
-    settings |= {"dtype": "bfloat16", "pack_weights": True, "threads": 1}
+    settings |= {"dtype": "bfloat16", "packed": True, "threads": 1}
     row = {"T": 0.0, "tokens a call": 4.041, "times faster": 2.678, "interval": "[2.61, 2.75]"}
     row["sign"] = "+"
     Store(folder / "speed", "speed", settings).write({"speed": [row | {"ceiling": 2.59}]})

@@ -40,6 +40,7 @@ def echo(registries):
 def words(given):
     """Options of the command line from keywords."""
     for name, value in given.items():
+        name = {"draft": "draft_model"}.get(name, name)
         flag = "--" + name.removesuffix("s" if isinstance(value, dict) else "").replace("_", "-")
         if isinstance(value, dict):
             for key, one in value.items():

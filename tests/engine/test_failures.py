@@ -118,7 +118,7 @@ def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
             for block in run.step():
                 texts[block.row] += block.token_ids
         except MemoryError:
-            assert len(run.batch.reason_B) == len(run._seating.rows)
+            assert len(run.batch.reason_B) == len(run._scheduler.rows)
     assert len(failures) == 2
     assert texts == [alone(name, number)[0] for number in numbers]
 
@@ -183,7 +183,7 @@ def test_a_nan_fails_its_own_row_and_does_not_stay_in_its_seat(name):
     assert isinstance(run.errors[1], NumericalError)
     assert "request 1" in str(run.errors[1])
     for number in (0, 2):
-        request = run._ledger.entries[number].request
+        request = run._requests.entries[number].request
         expected = sound.run([request.prompt], request.sampling, request.limits)
         assert texts[number] == [token for block in expected for token in block.token_ids]
 
@@ -207,6 +207,6 @@ def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
     assert not run.errors
     sound = Engine(target, DRAFTERS[name](small))
     for number in (0, 2):
-        request = run._ledger.entries[number].request
+        request = run._requests.entries[number].request
         expected = sound.run([request.prompt], request.sampling, request.limits)
         assert texts[number] == [token for block in expected for token in block.token_ids]

@@ -69,7 +69,7 @@ def test_only_what_may_follow_follows():
     entry = EngineRun(engine_of("root"), 1, CAPACITY)
     entry.submit(Request([1], SamplingParams(0), StopConditions(1)))
     with pytest.raises(AssertionError, match="WAITING -> FAILED"):
-        entry._ledger.entries[0].move(RequestStatus.FAILED, "error")
+        entry._requests.entries[0].move(RequestStatus.FAILED, "error")
 
 
 def test_what_a_run_refuses():

@@ -148,7 +148,7 @@ def test_nothing_is_kept_after_a_row_with_nan():
     run.submit(Request([1, 2, 3], SamplingParams(0), StopConditions(9)))
     run.step()
     assert len(prefixes) == 2
-    run._ledger.entries[0].poisoned = True
+    run._requests.entries[0].poisoned = True
     run.end(0)
     run.step()
     assert len(prefixes) == 0

@@ -59,7 +59,7 @@ class Script:
         found = []
         for number, (who, text) in enumerate(zip(self.who, self.texts, strict=True)):
             whole, reason = alone(name, who)
-            outside = self.run._ledger.entries[number].cut
+            outside = self.run._requests.entries[number].cut
             same = text == whole[: len(text)] if outside else text == whole
             if not same or (not outside and self.run.reasons[number] != reason):
                 found.append(number)

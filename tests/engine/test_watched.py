@@ -52,7 +52,7 @@ def test_the_logits_behind_a_place_are_the_models():
         torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)
         if place + 1 < len(prompt):
             assert (mine - other).abs().max() > 1e-2  # the place matters
-    assert run.watched(0) is None  # told once
+    assert run.prompt_logits(0) is None  # told once
 
 
 @pytest.mark.parametrize("place", [-1, 2, "first"])

@@ -55,6 +55,6 @@ def test_costs_that_are_given_are_not_measured(pair, monkeypatch, tmp_path):
     hopeless = Costs.of({1: 5.0, 2: 50.0, 13: 500.0})
     hopeless.write(tmp_path / "costs.json")
     for costs in (hopeless, tmp_path / "costs.json"):
-        stats = written(target, draft_model=draft, costs=costs)
+        stats = written(target, draft_model=draft, step_costs=costs)
         assert stats.plain_steps > 20
         assert stats.why_plain.startswith("the smallest draft costs 900% of a plain step")

@@ -93,7 +93,7 @@ def test_how_an_author_counts_layers_is_measured(tmp_path, more):
 @pytest.mark.parametrize("drafter", ["draft_model", "dynamic_tree"])
 def test_texts_are_the_targets_own(tmp_path, layout, drafter):
     """Ragged rows that end one by one, greedy and coupled, with chains and trees."""
-    speculator = loaded(layout(tmp_path, eagle3(TAPS)), drafter=drafter, coupled=True)
+    speculator = loaded(layout(tmp_path, eagle3(TAPS)), drafter=drafter, shared_noise=True)
     sampling = [
         SamplingParams(0),
         SamplingParams(0.8, seed=1),

@@ -1,7 +1,7 @@
 """Kernels have the same bits on every processor: those of `kernel_digests.txt`.
 
 A seeded text depends on them, so the digests change with a version that says so alone. To write
-them anew: `python tests/models/test_lanes.py`.
+them anew: `python tests/models/test_lane_kernels.py`.
 """
 
 import platform

@@ -14,7 +14,7 @@ from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import (
     PackedLinear,
     PackedWeight,
-    unfit,
+    unsupported_reason,
 )
 
 pytestmark = pytest.mark.skipif(build.unbuilt() is not None, reason=str(build.unbuilt()))
@@ -252,10 +252,10 @@ def test_rounding_is_that_of_files() -> None:
 
 
 def test_what_cannot_be_is_said() -> None:
-    assert "no format 'q9_9'" in str(unfit("q9_9", 16, 32, "cpu"))
-    assert "blocks of 32 inputs" in str(unfit("q8_0", 16, 40, "cpu"))
-    assert "CPU" in str(unfit("q8_0", 16, 32, "meta"))
-    assert unfit("bf16", 7, 5, "cpu") is None
+    assert "no format 'q9_9'" in str(unsupported_reason("q9_9", 16, 32, "cpu"))
+    assert "blocks of 32 inputs" in str(unsupported_reason("q8_0", 16, 40, "cpu"))
+    assert "CPU" in str(unsupported_reason("q8_0", 16, 32, "meta"))
+    assert unsupported_reason("bf16", 7, 5, "cpu") is None
     with pytest.raises(ConfigurationError, match="float64 is in no format"):
         PackedWeight.from_dense(torch.ones(2, 32).double())
     with pytest.raises(ConfigurationError, match="bytes each; got"):

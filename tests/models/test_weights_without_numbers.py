@@ -38,12 +38,12 @@ def levels(path):
 
 def layers(path):
     model = llama(num_hidden_layers=3)
-    return model, test_shallow.folder(path, model, [0, 2])
+    return model, test_layer_subset.folder(path, model, [0, 2])
 
 
 def hears(path):
-    model = test_shallow.whisper("three layers")
-    return model, test_shallow.folder(path, model, [0, 2])
+    model = test_layer_subset.whisper("three layers")
+    return model, test_layer_subset.folder(path, model, [0, 2])
 
 
 def draft(path):

@@ -55,9 +55,9 @@ def mortal(speculator, starts=9, still=120.0):
     def begin():
         if len(lives) > starts:
             raise OSError("no more processes")
-        return begun(lambda: speculator, service.room, lives)
+        return begun(lambda: speculator, service.engine_config, lives)
 
-    engine = EngineClient(*begin(), service.rows, begin, still)
+    engine = EngineClient(*begin(), service.max_num_seqs, begin, still)
     with _until_the_end(Server(build_app_for(engine.known, engine, service))) as server:
         yield server, lives
 

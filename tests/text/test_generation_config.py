@@ -123,7 +123,7 @@ def published(tmp_path_factory, banned):
 
 
 def test_the_command_line_follows_it(published, banned, monkeypatch, capsys):
-    asked = ["generate", "def f(x):\n", "--target", published, "--drafter", "root", "-n", 4]
+    asked = ["generate", "def f(x):\n", "--model", published, "--drafter", "root", "-n", 4]
     asked += ["--dtype", "float32", "--threads", 1, "--json"]
 
     def first(*more):

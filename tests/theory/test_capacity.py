@@ -112,7 +112,7 @@ def test_the_command_prints_what_the_formula_says():
 
 def test_a_step_that_is_compute_bound_with_one_row_is_so_with_any():
     slow = [*NUMBERS, "--flops", "1G", "--nodes", "1,9", "--contexts", "256"]
-    shown = CliRunner().invoke(app, [*slow, "--tree-acceptance", "0"]).stdout
+    shown = CliRunner().invoke(app, [*slow, "--acceptance", "0"]).stdout
     lines = [line.split() for line in shown.splitlines()]
     said = [[word for word in line if word != "│"] for line in lines]
     assert ["compute-bound", "from", "any", "any"] in said
@@ -129,7 +129,7 @@ def test_a_step_that_is_compute_bound_with_one_row_is_so_with_any():
         ([*NUMBERS, "--bandwidth", "-3T"], "above 0"),
         ([*NUMBERS, "--kv-bytes", "131X"], "above 0"),
         ([*NUMBERS, "--rows", "0"], "positive"),
-        ([*NUMBERS, "--tree-acceptance", "1.5"], "in \\[0, 1\\]"),
+        ([*NUMBERS, "--acceptance", "1.5"], "in \\[0, 1\\]"),
         ([*NUMBERS, "--dtype", "float32"], "--dtype"),
         (["plan", "no/such/model", *RATES], "cannot load"),
         ([*NUMBERS, "--measure"], "got --measure and no model"),

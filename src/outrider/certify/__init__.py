@@ -1,6 +1,6 @@
 """A test of exactness that users run on their own target, drafter, rule and sampling parameters.
 
-    certify.certify(engine, prompts, Sampling(1.0))        # a speculator's engine
+    certify.certify(engine, prompts, SamplingParams(1.0))        # a speculator's engine
     certify.foreign(generator, target, prompts)            # anything: prompts in, tokens out
 
 The report names each test, its statistic, its power and the joint false-alarm level.

@@ -126,7 +126,7 @@ def plan(
     draft = number("--draft-bytes", draft_bytes)
     small = None if draft is None else Sizes(draft, 0.0, draft / 2)
     if not 0 <= acceptance <= 1:
-        arguments.refuse("--tree-acceptance", "a number in [0, 1]", acceptance, "try 0.8")
+        arguments.refuse("--acceptance", "a number in [0, 1]", acceptance, "try 0.8")
     found = _found(
         sizes,
         machine,

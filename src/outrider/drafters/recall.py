@@ -1,11 +1,11 @@
 """Recall: what the text says follows and what the target said would follow, in one tree.
 
 Below every node hang the token behind the longest suffix that the text holds (`suffix`) and the
-tokens that the target held likely there before (`recycled`). The two complement each other: copies
-are long and sure where text repeats, recycled tokens are there where nothing is to be copied. Where
-the pending token is new, so that neither knows it, there is what the target held likely behind a
-token that was drafted in its place and refused: another word often goes on alike, as guesses of
-parallel decoding do (Santilli et al. 2023).
+tokens that the target held likely there before (`token_recycling`). The two complement each other:
+copies are long and sure where text repeats, recycled tokens are there where nothing is to be
+copied. Where the pending token is new, so that neither knows it, there is what the target held
+likely behind a token that was drafted in its place and refused: another word often goes on alike,
+as guesses of parallel decoding do (Santilli et al. 2023).
 
 The tree grows node by node, the likeliest first. A node survives if its parent does and its token
 is the right one. Of that, `AcceptanceStats` tell by the length of the match, by the place of a

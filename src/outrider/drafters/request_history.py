@@ -1,8 +1,8 @@
 """Texts of earlier requests of one speculator, for drafters that copy.
 
 They are learnt when a request begins, and the newest are kept. A text with the same seed has seen
-the noise of the one that begins, so copies of it are `Kind.COUPLED`: only a matching rule, whose
-text no draft can change, may judge them (docs/rules.md).
+the noise of the one that begins, so copies of it are `DrawKind.COUPLED`: only a matching rule,
+whose text no draft can change, may judge them (docs/rules.md).
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
 """What decodes: a target, a drafter, a rule and a planner. Tokens only, no text.
 
-    for block in engine.run(prompts, ...):      # one HostBlock per running row and step
+    for block in engine.run(prompts, ...):      # one StepOutput per running row and step
         ...
 
 `EngineRun` is the loop: propose, score, verify, commit, emit.

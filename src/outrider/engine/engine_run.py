@@ -1,6 +1,6 @@
 """Requests being decoded: they come and go while others run, one step of all after another.
 
-    run = Run(engine, seats=8)
+    run = EngineRun(engine, seats=8)
     number = run.submit(Request(prompt, ...))
     blocks = run.step()
     run.end(number, "cancelled")
@@ -86,9 +86,9 @@ class EngineRun(Iterator[StepOutput]):
         self._took = 0.0  # seconds of the step under way
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
-        self._ledger = RequestTable()
-        self._seating = Scheduler(
-            engine.target, engine.drafter, self._ledger, seats, room, prefixes
+        self._requests = RequestTable()
+        self._scheduler = Scheduler(
+            engine.target, engine.drafter, self._requests, seats, room, prefixes
         )
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
@@ -110,8 +110,8 @@ class EngineRun(Iterator[StepOutput]):
             raise ConfigurationError(
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
-        target, entries = self.engine.target, self._ledger.entries
-        for number, request in enumerate(requests, self._ledger.count):
+        target, entries = self.engine.target, self._requests.entries
+        for number, request in enumerate(requests, self._requests.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.capture is not None:
@@ -122,7 +122,7 @@ class EngineRun(Iterator[StepOutput]):
             [request.limits.stop_ids for request in requests],
             target.vocab_size,
             self._device,
-            self._ledger.count,
+            self._requests.count,
             [entry.request.sampling for entry in entries.values() if not entry.over],
         )
         numbers = []
@@ -131,8 +131,8 @@ class EngineRun(Iterator[StepOutput]):
                 sampling = replace(sampling, seed=fresh_seed())
             if sampling is not request.sampling:
                 request = replace(request, sampling=sampling)
-            numbers.append(self._ledger.add(request))
-        self._seating.seats.waiting += numbers
+            numbers.append(self._requests.add(request))
+        self._scheduler.seats.waiting += numbers
         if any(sampling.temperature for sampling in settings):
             self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
@@ -148,11 +148,11 @@ class EngineRun(Iterator[StepOutput]):
         itself can still be cut, as its last block may hold a stop string. Raises ConfigurationError
         for a request that was ended from outside before, or failed, or is not there.
         """
-        self._ledger.check_end(number, reason)
-        waits = self._ledger.entries[number].phase is RequestStatus.WAITING
-        self._ledger.end(number, reason, keep)
+        self._requests.check_end(number, reason)
+        waits = self._requests.entries[number].phase is RequestStatus.WAITING
+        self._requests.end(number, reason, keep)
         if waits:
-            self._seating.seats.waiting.remove(number)
+            self._scheduler.seats.waiting.remove(number)
         if self.done:
             self._mark = 0.0
 
@@ -161,10 +161,10 @@ class EngineRun(Iterator[StepOutput]):
 
         Raises ConfigurationError for one that is not over, or not there.
         """
-        stats = self._ledger.forget(number)
+        stats = self._requests.forget(number)
         if self.done:  # no turn will come
             self._read(0)
-            self._seating.leave()
+            self._scheduler.leave()
             self._sweep()
         return stats
 
@@ -173,42 +173,42 @@ class EngineRun(Iterator[StepOutput]):
     @property
     def done(self) -> bool:
         """Whether every request is over."""
-        return not self._ledger.left
+        return not self._requests.left
 
     @property
     def batch(self) -> Batch | None:
         """The rows under way, for steps by hand and tests; None before the first step."""
-        return self._seating.batch
+        return self._scheduler.batch
 
     @property
     def phases(self) -> list[RequestStatus]:
         """Where each request stands."""
-        return [entry.phase for entry in self._ledger.entries.values()]
+        return [entry.phase for entry in self._requests.entries.values()]
 
     @property
     def reasons(self) -> list[str | None]:
         """Why each request is over, None while it is not."""
-        return [entry.reason for entry in self._ledger.entries.values()]
+        return [entry.reason for entry in self._requests.entries.values()]
 
     def reason(self, number: int) -> str | None:
         """Why a request is over, None while it is not."""
-        self._ledger.check(number)
-        return self._ledger.entries[number].reason
+        self._requests.check(number)
+        return self._requests.entries[number].reason
 
     def cached(self, number: int) -> int:
         """How many tokens of a request's prompt were copied from one that was read before."""
-        self._ledger.check(number)
-        return self._ledger.entries[number].stats.cached_tokens
+        self._requests.check(number)
+        return self._requests.entries[number].stats.cached_tokens
 
     @property
     def requests(self) -> list[RequestStats]:
         """Statistics of each request that is not forgotten."""
-        return [entry.stats for entry in self._ledger.entries.values()]
+        return [entry.stats for entry in self._requests.entries.values()]
 
     @property
     def errors(self) -> dict[int, Exception]:
         """The errors of requests that failed."""
-        entries = self._ledger.entries.items()
+        entries = self._requests.entries.items()
         return {number: entry.error for number, entry in entries if entry.error is not None}
 
     def prompt_logits(self, number: int) -> Tensor | None:
@@ -216,14 +216,14 @@ class EngineRun(Iterator[StepOutput]):
 
         They are told once, and are there from the first block on; None if it watches no place.
         """
-        entry = self._ledger.entries[number]
+        entry = self._requests.entries[number]
         logits, entry.watched_V = entry.watched_V, None
         return logits
 
     @property
     def stats(self) -> Stats:
         """Totals up to the last step."""
-        stats = self._ledger.stats
+        stats = self._requests.stats
         report = self.engine.planner.report(self._plan)
         stats.predicted_ms, stats.why_plain = report
         if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
@@ -236,12 +236,12 @@ class EngineRun(Iterator[StepOutput]):
         return self
 
     def __next__(self) -> StepOutput:
-        while not self._ledger.ready:
+        while not self._requests.ready:
             if self.done:
                 raise StopIteration
             self._turn()
-        block = self._ledger.ready.popleft()
-        error = self._ledger.entries[block.row].error
+        block = self._requests.ready.popleft()
+        error = self._requests.entries[block.row].error
         if error is not None and block.finish_reason == "error":
             raise error
         return block
@@ -253,22 +253,22 @@ class EngineRun(Iterator[StepOutput]):
         """
         if not self.done:
             self._turn()
-        blocks = list(self._ledger.ready)
-        self._ledger.ready.clear()
+        blocks = list(self._requests.ready)
+        self._requests.ready.clear()
         return blocks
 
     @inference
     def _turn(self) -> None:
         self._mark = self._mark or time.perf_counter()
-        if any(self._ledger.entries[number].cut for number in self._seating.rows):
+        if any(self._requests.entries[number].cut for number in self._scheduler.rows):
             self._read(0)  # their unread blocks tell whether their seats are clean
-        self._seating.leave()
+        self._scheduler.leave()
         self._sweep()
         rests = not isinstance(self.engine.planner, FixedLength)
-        spent = self._seating.arrive(self._free if rests else None)
-        if self._seating.rows:
+        spent = self._scheduler.arrive(self._free if rests else None)
+        if self._scheduler.rows:
             self._advance()
-        now, stats = time.perf_counter(), self._ledger.stats
+        now, stats = time.perf_counter(), self._requests.stats
         stats.seconds += now - self._mark - spent
         stats.prefill_ms += 1e3 * spent
         self._mark = 0.0 if self.done else now
@@ -276,7 +276,7 @@ class EngineRun(Iterator[StepOutput]):
     def _advance(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
         clock = self._clock
-        while self._seating.rows:
+        while self._scheduler.rows:
             batch, self._took = self._bounded(), time.perf_counter()
             shape = self._shape(batch)
             clock.start()
@@ -288,14 +288,14 @@ class EngineRun(Iterator[StepOutput]):
         else:
             return
         draft, scores, verdict, batch, block = made
-        rows = list(self._seating.rows)
-        wanted = [self._ledger.entries[number].request.logprobs for number in rows]
+        rows = list(self._scheduler.rows)
+        wanted = [self._requests.entries[number].request.logprobs for number in rows]
         said = {
             asked: gather_logprobs(scores, verdict, block, asked)
             for asked in dict.fromkeys(wanted)
             if asked is not None
         }
-        self._seating.batch = batch
+        self._scheduler.batch = batch
         try:
             if self._observe is not None:
                 with torch.inference_mode(False):  # an observer may differentiate copies
@@ -304,7 +304,7 @@ class EngineRun(Iterator[StepOutput]):
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
             self._emit(made, rows, wanted, said)
         clock.lap("emit")
-        self._ledger.stats.engine_steps += 1
+        self._requests.stats.engine_steps += 1
 
     def _emit(
         self,
@@ -316,8 +316,8 @@ class EngineRun(Iterator[StepOutput]):
         """Tell the block of a step, or the one before it while this one is on its way."""
         block = made.block
         self._took = time.perf_counter() - self._took
-        self._ledger.stats.count_size(made.draft.tree.nodes)
-        traced = [self._trace or request.trace for request in self._seating.requests(rows)]
+        self._requests.stats.count_size(made.draft.tree.nodes)
+        traced = [self._trace or request.trace for request in self._scheduler.requests(rows)]
         if block.lists is not None and not (any(traced) or said or self._unread):
             self._tell(block.lists, rows, made.draft)  # on the host already: nothing to wait for
         else:
@@ -347,11 +347,11 @@ class EngineRun(Iterator[StepOutput]):
 
         And with the one that all rows have: these do not count.
         """
-        batch = self._seating.batch
+        batch = self._scheduler.batch
         assert batch is not None
-        lengths = [self._ledger.entries[number].length for number in self._seating.rows]
+        lengths = [self._requests.entries[number].length for number in self._scheduler.rows]
         ahead = len(self._unread) * self._size
-        bound = min(max(lengths) + ahead, self._seating.capacity - self._size)
+        bound = min(max(lengths) + ahead, self._scheduler.capacity - self._size)
         unread = min(batch.context.unread, bound)  # longer rows may have left
         context = batch.context._replace(bound=bound, unread=unread, least=min(lengths))
         return batch._replace(context=context)
@@ -362,18 +362,18 @@ class EngineRun(Iterator[StepOutput]):
         return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
 
     def _shape(self, batch: Batch) -> DraftShape:
-        foreseeing, numbers = self.engine.foreseeing, self._seating.rows
+        foreseeing, numbers = self.engine.foreseeing, self._scheduler.rows
         asked: Sequence[Callable[[], Sequence[float]] | None] = [None] * len(numbers)
         if foreseeing is not None:
             all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
             asked = [partial(_foreseen, all_rows, at) for at in range(len(numbers))]
-        entries = [self._ledger.entries[number] for number in numbers]
+        entries = [self._requests.entries[number] for number in numbers]
         rows = [
             PlannedRow(number, entry.request, entry.length, each)
             for number, entry, each in zip(numbers, entries, asked, strict=True)
         ]
         free = self._free([row.request for row in rows])
-        seats, unread = self._seating.seats, batch.context.unread
+        seats, unread = self._scheduler.seats, batch.context.unread
         view = BatchView(rows, seats.count, free, self._closed and not seats.waiting, unread)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
@@ -386,20 +386,20 @@ class EngineRun(Iterator[StepOutput]):
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
-        number, cause = self._seating.rows[error.row], error.__cause__
+        number, cause = self._scheduler.rows[error.row], error.__cause__
         assert isinstance(cause, Exception)
-        length = self._ledger.entries[number].length
+        length = self._requests.entries[number].length
         cause.add_note(f"in a logits processor of request {number} after {length} tokens")
-        self._ledger.ready.append(self._ledger.fail(number, cause))
-        self._seating.leave()
+        self._requests.ready.append(self._requests.fail(number, cause))
+        self._scheduler.leave()
 
     def _sweep(self) -> None:
         """Drop what is forgotten, but for requests that blocks on their way still name."""
         on_their_way = [number for pending in self._unread for number in pending.requests]
-        self._ledger.sweep(self._seating.named + on_their_way)
+        self._requests.sweep(self._scheduler.named + on_their_way)
 
     def _all_over(self) -> bool:
-        return all(self._ledger.entries[number].over for number in self._seating.rows)
+        return all(self._requests.entries[number].over for number in self._scheduler.rows)
 
     def _tell(
         self,
@@ -408,7 +408,7 @@ class EngineRun(Iterator[StepOutput]):
         draft: Draft,
         pending: InFlightOutput | None = None,
     ) -> None:
-        blocks = self._ledger.tell(block, numbers, pending)
+        blocks = self._requests.tell(block, numbers, pending)
         took = None if self._lag else 1e3 * self._took
         done = StepReport(blocks, draft.tree.nodes, draft.tree.max_depth, took)
         self._plan = self.engine.planner.learn(self._plan, done)

@@ -54,7 +54,7 @@ class Request:
     inputs: Inputs | None = None  #: what it reads besides its text, one row
     reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
     watched: int | None = (
-        None  #: a place of the prompt: `EngineRun.watched` tells the logits behind it
+        None  #: a place of the prompt: `EngineRun.prompt_logits` tells the logits behind it
     )
     logprobs: Logprobs | None = None  #: what blocks tell of its tokens
     trace: bool = False  #: whether blocks tell what was drafted

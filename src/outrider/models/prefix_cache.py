@@ -112,7 +112,7 @@ class PrefixCache:
 
 
 class PrefixHits(NamedTuple):
-    """Prompts being read side by side, and what is kept of others. A `Known`."""
+    """Prompts being read side by side, and what is kept of others. A `RowHints`."""
 
     prefixes: PrefixCache
     prompts: tuple[tuple[int, ...], ...]

@@ -1,7 +1,7 @@
 """A text in the tokens of another vocabulary, told anew only where it changes.
 
-    translation = Translation(Spelling(tokenizer), Spelling(other))
-    retold = Retold(translation, limit=2048)
+    translation = VocabularyMap(TokenBytes(tokenizer), TokenBytes(other))
+    retold = RetokenizedText(translation, limit=2048)
     retold.follow([5, 9, 2], since=0)       # the text in the first vocabulary; unchanged before
     retold.ids                              # the same text in the other one
 

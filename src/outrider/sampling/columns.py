@@ -22,7 +22,7 @@ def build(
     ends: Sequence[int] = (),
     sources: Sequence[Sequence[int]] = (),
 ) -> Shaping | None:
-    """The batch's shaping, or None if no row asks for any. `admit` has looked at the settings.
+    """The batch's shaping, or None if no row asks for any. `validate` has looked at the settings.
 
     `ends`, the committed lengths at which rows end, are needed where a last token is forced, and
     `sources`, the ids of what they read, where n-grams of these must not come again.

@@ -66,16 +66,16 @@ _POLICY = (
 class ServerConfig:
     """How a server serves.
 
-    rows          requests decoded side by side
-    capacity      slots of a row: prompt, answer and draft
-    most_waiting  requests that may wait; more are refused
+    max_num_seqs  requests decoded side by side
+    max_model_len  slots of a row: prompt, answer and draft
+    max_queued_requests  requests that may wait; more are refused
     timeout       seconds that an answer may take, waiting included
     keys          keys of which a client must have one; none: everybody may ask
     origins       pages of other sites that may ask (CORS), by exact name
     public        whether /metrics and the page need no key
     metrics       whether answers have `metrics`
     prefix        of the names in /metrics
-    kept_bytes    of prompts that were read, for requests that begin alike; 0: none
+    prefix_cache_bytes  of prompts that were read, for requests that begin alike; 0: none
     still_seconds  without the end of a turn, after which /health says 503
     hosts         names by which clients may ask (the header Host); none: any
     tool_call_parser, reasoning_parser  how answers are taken apart; None: by the chat template

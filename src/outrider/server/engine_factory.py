@@ -29,10 +29,10 @@ KEPT_BYTES = 256 << 20  #: of prompts that were read, for requests that begin al
 class EngineConfig(NamedTuple):
     """How much of a loop there is.
 
-    rows          requests decoded side by side
-    capacity      slots of a row: prompt, answer and draft
-    most_waiting  requests that may wait; more are refused
-    kept_bytes    of prompts that were read, for requests that begin alike; 0: none
+    max_num_seqs         requests decoded side by side
+    max_model_len        slots of a row: prompt, answer and draft
+    max_queued_requests  requests that may wait; more are refused
+    prefix_cache_bytes   of prompts that were read, for requests that begin alike; 0: none
     """
 
     max_num_seqs: int = 16

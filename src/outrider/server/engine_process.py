@@ -95,8 +95,8 @@ def launch_engine(
     """A process in which `load` makes a speculator, and a loop over it. Both are pickled.
 
     It is started again if it ends by itself, or ends no turn for `still` seconds: texts go on.
-    Raises what `load` raises, and EngineLost if the process ends before it is ready. To be called
-    in the main thread.
+    Raises what `load` raises, and EngineDeadError if the process ends before it is ready. To be
+    called in the main thread.
     """
     context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
 

@@ -253,8 +253,8 @@ class Speculator:
         """The rows' sampling with the rules for tokens."""
         if rules is not None:
             if not isinstance(rules, SamplingParams):
-                do = "write rules=Sampling(...); Sampling() for none"
-                arguments.refuse("rules", "a Sampling", rules, do)
+                do = "write rules=SamplingParams(...); SamplingParams() for none"
+                arguments.refuse("rules", "a SamplingParams", rules, do)
             return [ruled(own, rules) for own in settings]
         if self.opening is None:
             both = zip(settings, prompts, strict=True)

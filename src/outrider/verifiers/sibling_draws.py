@@ -1,7 +1,7 @@
 """The draws below some nodes of a draft, each with the law it was drawn from.
 
-    Siblings(draft, law).at(nodes)   the draws of those nodes
-    level.guess(k)                   the law of draw k, given that draws 0..k-1 were refused
+    SiblingDraws(draft, law).at(nodes)   the draws of those nodes
+    level.guess(k)                       the law of draw k, given that draws 0..k-1 were refused
 
 A node set is a slice of the node axis (one level of the tree) or an index tensor [B, n].
 """

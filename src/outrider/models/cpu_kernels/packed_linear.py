@@ -32,10 +32,12 @@ _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _AT_ONCE = 64 * GROUP * TILE  #: outputs that are laid at once, lest a second copy of all is made
 
 
-def unfit(format: str, outputs: int, inputs: int, device: torch.device | str) -> str | None:
+def unsupported_reason(
+    format: str, outputs: int, inputs: int, device: torch.device | str
+) -> str | None:
     """Why a weight [outputs, inputs] in this format cannot be multiplied with there; None: it can.
 
-    >>> unfit("q9_9", 16, 32, "cpu")[:31]
+    >>> unsupported_reason("q9_9", 16, 32, "cpu")[:31]
     "there is no format 'q9_9'; ther"
     """
     if torch.device(device).type != "cpu":
@@ -204,7 +206,7 @@ class PackedLinear:
     for q8_0 weights alone, and not what the same call in float32 gives (about 0.5 % of a result, or
     1 %). A row is the same in every call then too.
 
-    Raises ConfigurationError where `unfit` says why, and for other activations.
+    Raises ConfigurationError where `unsupported_reason` says why, and for other activations.
 
     >>> run = PackedLinear(PackedWeight.from_dense(torch.eye(2, 3)))        # doctest: +SKIP
     >>> run(torch.tensor([1.0, 2.0, 3.0]))                              # doctest: +SKIP
@@ -221,7 +223,7 @@ class PackedLinear:
         self.inputs = self.weights[0].inputs
         self.outputs = sum(one.outputs for one in self.weights)
         for one in self.weights:
-            why = unfit(one.format, one.outputs, one.inputs, one.panels.device)
+            why = unsupported_reason(one.format, one.outputs, one.inputs, one.panels.device)
             if why is not None:
                 raise ConfigurationError(why)
             if one.inputs != self.inputs:

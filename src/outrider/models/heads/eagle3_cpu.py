@@ -35,7 +35,8 @@ class Eagle3Cpu:
     `positions` are those that a text may have: the head's configuration may say fewer. `int8` keeps
     the weights of its products in 8 bits.
 
-    >>> HeadModel(Following(Eagle3Cpu(head, packed=True, positions=8192)), 49152)  # doctest: +SKIP
+    >>> lean = Eagle3Cpu(head, packed=True, positions=8192)  # doctest: +SKIP
+    >>> HeadModel(AutoregressiveHead(lean), 49152)  # doctest: +SKIP
     """
 
     window: int | None = None

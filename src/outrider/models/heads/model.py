@@ -44,7 +44,7 @@ class HeadRunner(Protocol):
 class HeadModel:
     """A `LanguageModel` over a head. Its law of a token that it cannot propose is 0.
 
-    >>> HeadModel(Following(head), vocab_size=49152).taps               # doctest: +SKIP
+    >>> HeadModel(AutoregressiveHead(head), vocab_size=49152).taps  # doctest: +SKIP
     (2, 15, 27)
     """
 
