@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from outrider import arguments, verifiers
+from outrider.bench.gathered import Target as Target
+from outrider.bench.gathered import Threads as Threads
+from outrider.bench.gathered import gathered
 from outrider.cli.console import LOADING, working
 from outrider.drafters import DRAFTERS
-from outrider.lab.gathered import Target as Target
-from outrider.lab.gathered import Threads as Threads
-from outrider.lab.gathered import gathered
 
 if TYPE_CHECKING:
     from outrider.text.speculator import Speculator
