@@ -51,7 +51,7 @@ def render(folder: Path) -> str:
     told = [page for _, _, mine in first for page in mine]
     found = told + [page for page in found if page not in told]
     said = [one for _, mine, _ in first for one in mine]
-    text = (files("outrider") / "lab" / "book" / "report.html").read_text("utf-8")
+    text = (files("outrider_lab") / "book" / "report.html").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -52,7 +52,7 @@ def tasks(each: int | None = None) -> list[PromptTask]:
     >>> [task.kind for task in tasks(1)] == list(KINDS)
     True
     """
-    text = Path(str(files("outrider") / "lab" / "tasks" / "prompts.jsonl")).read_text("utf-8")
+    text = Path(str(files("outrider_lab") / "tasks" / "prompts.jsonl")).read_text("utf-8")
     every = [PromptTask(**json.loads(line)) for line in text.splitlines()]
     most = len(every) // len(KINDS)
     if each is not None and not 1 <= each <= most:
