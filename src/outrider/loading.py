@@ -24,24 +24,22 @@ from outrider.models import (
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.cpu_kernels import build as native
-from outrider.models.draft_source import Draft
-from outrider.models.heads import HeadModel
+from outrider.models.draft_source import DraftSource
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
 from outrider.models.sources import ModelSource
 from outrider.resolve_config import ResolvedConfig, resolve
 from outrider.speech import speech_model
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
 from outrider.text.speculator import Speculator
-from outrider.types import Drafter
+from outrider.types import Drafter, LanguageModel
 
 if TYPE_CHECKING:
     from outrider.load_config import Model
 
 _log = logging.getLogger("outrider")
 
-#: What runs: a target, and what drafts beside it.
+#: A target that runs.
 Target: TypeAlias = TreeDecoder | distributed.ShardedModel
-Beside: TypeAlias = TreeDecoder | HeadModel
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class LoadedModels(NamedTuple):
 
     whole: TreeDecoder  #: the target in this process, before others take their parts
     target: Target
-    drafts: tuple[Beside, ...]
+    drafts: tuple[LanguageModel, ...]
 
 
 def choose_setting(resolved: ResolvedConfig) -> tuple[Setting, Calibration | None]:
@@ -144,7 +142,7 @@ def choose_setting(resolved: ResolvedConfig) -> tuple[Setting, Calibration | Non
         native.start()  # compiles, where it must, while weights are read
     target, *drafts = resolved.sources
 
-    def built(setting: Setting) -> tuple[TreeDecoder, Beside | None]:
+    def built(setting: Setting) -> tuple[TreeDecoder, LanguageModel | None]:
         own = _target(resolved, setting)
         return own, _draft(resolved, 0, setting) if drafts else None
 
@@ -176,7 +174,7 @@ def _target(resolved: ResolvedConfig, setting: Setting) -> TreeDecoder:
     return own
 
 
-def _draft(resolved: ResolvedConfig, at: int, setting: Setting) -> Beside:
+def _draft(resolved: ResolvedConfig, at: int, setting: Setting) -> LanguageModel:
     """The draft model of that number."""
     target, *drafts = resolved.sources
     words = resolved.vocabularies.drafts[at]
@@ -205,14 +203,17 @@ def check(resolved: ResolvedConfig, setting: Setting, models: LoadedModels) -> f
     return worst[0]
 
 
-def _trees(source: Draft, model: Target | Beside, setting: Setting, place: torch.device) -> float:
+def _trees(
+    source: DraftSource, model: LanguageModel, setting: Setting, place: torch.device
+) -> float:
     """How far a model's scores of trees are from those of their paths."""
     try:
         return load_checks.trees(model, source.role)
     except NumericalError as error:
-        if not isinstance(source, ModelSource):
+        told = source.not_numbers(error, setting.dtype, place)
+        if told is error:
             raise
-        raise source.not_numbers(source.model(setting.dtype, place), error) from error
+        raise told from error
 
 
 def make_drafter(resolved: ResolvedConfig, models: LoadedModels) -> Drafter:

@@ -16,9 +16,9 @@ from outrider.engine import speculation_policy as planners
 from outrider.engine.speculation_policy import Planner
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.load_config import LoadConfig
-from outrider.models import distributed, isa, reads_more, unsupported
-from outrider.models.draft_source import Draft, resolve_draft
-from outrider.models.layer_subset_source import LayerSubset
+from outrider.models import distributed, heads, isa, reads_more, unsupported
+from outrider.models.draft_source import DraftSource
+from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
 from outrider.models.runtime_config import RuntimeOptions
 from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer, usable
 from outrider.models.vocabularies import VocabularyPair, shared
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     AnyDraft: TypeAlias = Model | LayerSubset | Sequence[Model] | None
 
 #: The target ahead of its draft models.
-Sources: TypeAlias = tuple[ModelSource, *tuple[Draft, ...]]
+Sources: TypeAlias = tuple[ModelSource, *tuple[DraftSource, ...]]
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,10 @@ def _sources(
         raise ConfigurationError(
             "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
         )
-    beside = [resolve_draft(draft, first) for draft in drafts]
+    beside = [_source(draft, first) for draft in drafts]
     unsupported.check_pair(first.config, [source.config for source in beside])
     if first.group is not None:
-        unsupported.check_cut(
-            first.config, all(isinstance(source, ModelSource) for source in beside)
-        )
+        unsupported.check_cut(first.config, all(source.stands_alone for source in beside))
     return first, *beside
 
 
@@ -186,6 +184,13 @@ def _tokenizer(target: ModelSource, given: "Tokenizers | None") -> "PreTrainedTo
     if str(target) == str(shipped(CORRECTOR)):
         return read_tokenizer(shipped("target"))
     return target.tokenizer()
+
+
+def _source(given: "Model | LayerSubset", target: ModelSource) -> DraftSource:
+    """Where a draft comes from: a folder of layers or of a head says what it is by itself."""
+    if LayerSubsetSource.reads(given):
+        return LayerSubsetSource(target, given)
+    return heads.source_of(given, target) or ModelSource(given, "draft", trust=target.trust)
 
 
 def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
