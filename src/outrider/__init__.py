@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from outrider.text.speculator import Speculator
     from outrider.text.stop import Stop
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "AudioError",
