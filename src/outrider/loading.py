@@ -26,7 +26,7 @@ from outrider.models.calibrate import Calibration, Setting
 from outrider.models.cpu_kernels import build as native
 from outrider.models.draft_source import DraftSource
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
-from outrider.models.sources import ModelSource
+from outrider.models.sources import ModelSource, usable_file
 from outrider.resolve_config import ResolvedConfig, resolve
 from outrider.speech import speech_model
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
@@ -262,16 +262,19 @@ def _speculator(
     eos_ids, tokenizer = first.eos_ids(), resolved.tokenizer
     model = first.model(setting.dtype, resolved.place)
     opening, defaults = None, ModelDefaults()
-    if reads_more(first.config):
-        opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
-    elif resolved.follow:
-        defaults = ModelDefaults.of(first.settings(), eos_ids)
-        if defaults.left_out:
-            _log.warning(
-                "%s: its generation configuration sets %s, which outrider does not follow",
-                first,
-                ", ".join(defaults.left_out),
-            )
+    with usable_file(str(first), "generation_config.json"):
+        if reads_more(first.config):
+            opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
+            if opening.start >= engine.target.vocab_size:
+                raise ValueError(f"decoder_start_token_id={opening.start} is no token")
+        elif resolved.follow:
+            defaults = ModelDefaults.of(first.settings(), eos_ids)
+    if defaults.left_out:
+        _log.warning(
+            "%s: its generation configuration sets %s, which outrider does not follow",
+            first,
+            ", ".join(defaults.left_out),
+        )
     configs = [source.config for source in resolved.sources[1:]]
     hears = speech_model.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears, defaults)

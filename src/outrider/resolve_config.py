@@ -22,7 +22,7 @@ from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
 from outrider.models.runtime_config import RuntimeOptions
 from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer, usable
 from outrider.models.vocabularies import VocabularyPair, shared
-from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
+from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
 from outrider.types import Verifier
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _tokenizer(target: ModelSource, given: "Tokenizers | None") -> "PreTrainedTo
     """The one given, or the one beside the target; the corrector has the shipped target's."""
     if given is not None:
         return read_tokenizer(given, target.trust)
-    if str(target) == str(shipped(CORRECTOR)):
+    if is_shipped(target, CORRECTOR):
         return read_tokenizer(shipped("target"))
     return target.tokenizer()
 
@@ -230,7 +230,8 @@ def _usual(
 ) -> str:
     """The drafter of a user who names none: the shipped head's is the one it is fastest with."""
     asked = options.asked() or rule is not None
-    if draft == shipped(SMOLLM2_HEAD) and place.type == "cpu" and not asked:
+    ours = isinstance(draft, Path) and is_shipped(draft, SMOLLM2_HEAD)
+    if ours and place.type == "cpu" and not asked:
         return "either"
     reads, differs = reads_more(first.config), any(words.drafts)
     return drafters.usual(draft, reads, differs, place, options)
