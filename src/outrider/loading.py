@@ -44,9 +44,15 @@ from outrider.models.runtime_config import (
     describe_draft_dtype,
     resolve_runtime,
 )
-from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer, usable
+from outrider.models.sources import (
+    ModelSource,
+    ShareEncoder,
+    read_tokenizer,
+    usable,
+    usable_file,
+)
 from outrider.models.vocabularies import VocabularyPair, shared
-from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
+from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
 from outrider.speech import speech_model
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
 from outrider.text.speculator import Speculator
@@ -233,16 +239,19 @@ def _spoken(
     """
     first, eos_ids = sources[0], sources[0].eos_ids()
     opening, defaults = None, ModelDefaults()
-    if reads_more(first.config):
-        opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
-    elif follow:
-        defaults = ModelDefaults.of(first.settings(), eos_ids)
-        if defaults.left_out:
-            _log.warning(
-                "%s: its generation configuration sets %s, which outrider does not follow",
-                first,
-                ", ".join(defaults.left_out),
-            )
+    with usable_file(str(first), "generation_config.json"):
+        if reads_more(first.config):
+            opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
+            if opening.start >= engine.target.vocab_size:
+                raise ValueError(f"decoder_start_token_id={opening.start} is no token")
+        elif follow:
+            defaults = ModelDefaults.of(first.settings(), eos_ids)
+    if defaults.left_out:
+        _log.warning(
+            "%s: its generation configuration sets %s, which outrider does not follow",
+            first,
+            ", ".join(defaults.left_out),
+        )
     configs = [source.config for source in sources[1:]]
     hears = speech_model.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears, defaults)
@@ -341,7 +350,7 @@ def _engine(
 
 def _tokenizer(target: ModelSource) -> "PreTrainedTokenizerBase | None":
     """The one beside the target; the shipped corrector has that of the shipped target."""
-    if str(target) == str(shipped(CORRECTOR)):
+    if is_shipped(target, CORRECTOR):
         return read_tokenizer(shipped("target"))
     return target.tokenizer()
 
@@ -392,7 +401,8 @@ def _usual(
 ) -> str:
     """The drafter of a user who names none: the shipped head's is the one it is fastest with."""
     asked = options.asked() or rule is not None
-    if draft == shipped(SMOLLM2_HEAD) and place.type == "cpu" and not asked:
+    ours = isinstance(draft, Path) and is_shipped(draft, SMOLLM2_HEAD)
+    if ours and place.type == "cpu" and not asked:
         return "either"
     reads, differs = reads_more(first.config), any(words.drafts)
     return drafters.usual(draft, reads, differs, place, options)
