@@ -184,6 +184,8 @@ class Fresh:
     """An environment of its own with the libraries of this one, and wheels of ours."""
 
     def __init__(self, where, wheels):
+        here = os.environ.items()
+        self.environment = {name: value for name, value in here if name != "PYTHONPATH"}
         venv.create(where, with_pip=False, symlinks=True)
         self.bin = where / "bin"
         mine = Path(sysconfig.get_path("purelib", vars={"base": where, "platbase": where}))
@@ -192,14 +194,14 @@ class Fresh:
                 (mine / path.name).symlink_to(path)
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install"]
         for wheel in wheels:
-            subprocess.run([*pip, "--no-index", "--no-deps", "-q", wheel], check=True)
+            install = [*pip, "--no-index", "--no-deps", "-q", wheel]
+            subprocess.run(install, env=self.environment, check=True)
 
     def outrider(self, *words):
-        told = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
             [self.bin / "outrider", *map(str, words)],
             cwd=self.bin,
-            env=told | {"OMP_NUM_THREADS": "1", "OUTRIDER_COMPILED": "0"},
+            env=self.environment | {"OMP_NUM_THREADS": "1", "OUTRIDER_COMPILED": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
