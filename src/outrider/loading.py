@@ -325,7 +325,10 @@ def _engine(
     target = running.models[0]
     if costs is not None:
         return Engine(target, drafter, rule, planner, costs)
-    about = (running.setting, place, drafter.name, drafter.shapes, rule, sources[0].shards)
+    about: tuple[object, ...] = (running.setting, place, drafter.name, drafter.shapes, rule)
+    about += (sources[0].shards,)
+    if place.type == "cuda":  # as graphs, steps cost a fraction of what they did
+        about += ("graphs",)
     key = calibrate.key(*(source.config for source in sources), about=repr(about))
     engine = Engine(
         target,
