@@ -3,8 +3,14 @@
     outrider serve --model MODEL --port 8123 &
     python benchmarks/clients.py http://127.0.0.1:8123 --calls 20
 
+Calls that are not demanded are as good as the model: Qwen2.5-Coder writes plain JSON in their stead
+(`--tool-call-parser json`). A server of a Whisper is asked for `--recording`'s text by
+
+    python benchmarks/clients.py http://127.0.0.1:8124 --only openai_transcriptions \\
+      --recording talk.wav
+
 What is not installed is left out with a sentence. The clients may be in an environment of their
-own, without outrider: pip install openai litellm langchain-openai instructor llm
+own, without outrider: pip install openai litellm langchain-openai langgraph instructor llm
 llama-index-llms-openai-like 'lm-eval[api]' jsonschema.
 """
 
@@ -46,8 +52,9 @@ def question(city):
 class Clients:
     """Each method asks by one client and returns what there is to say of it, or raises."""
 
-    def __init__(self, server, model, calls):
+    def __init__(self, server, model, calls, recording=None):
         self.url, self.model, self.calls = server + "/v1", model, calls
+        self.recording = recording
 
     def _openai(self):
         import openai
@@ -79,6 +86,44 @@ class Clients:
                 right += json.loads(arguments)["city"] == city
         assert called >= self.calls, f"{called} calls for {self.calls} questions"
         return f"{called} calls of {self.calls} questions parse and validate, {right} name the city"
+
+    def openai_unforced_tools(self):
+        """`tool_choice` left out: each call that the model chose to write parses and validates."""
+        import jsonschema
+
+        client, called, right = self._openai(), 0, 0
+        for number in range(self.calls):
+            city = CITIES[number % len(CITIES)]
+            made = client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": question(city)}],
+                tools=[TOOL],
+                temperature=0,
+                max_tokens=160,
+                stream=number % 2 == 1,
+            )
+            for name, arguments in _streamed(made) if number % 2 else _whole(made):
+                jsonschema.validate(json.loads(arguments), SCHEMA)
+                assert name == FUNCTION["name"]
+                called += 1
+                right += json.loads(arguments)["city"] == city
+        assert called >= self.calls, f"{called} calls for {self.calls} questions"
+        return f"{called} calls of {self.calls} questions parse and validate, {right} name the city"
+
+    def openai_transcriptions(self):
+        """A recording, whole in two formats, and as a stream."""
+        if self.recording is None:
+            return "left out, it needs --recording and a server of a Whisper"
+        client, sound = self._openai(), Path(self.recording)
+        about = {"model": self.model, "language": "en"}
+        ask = client.audio.transcriptions.create
+        text = ask(file=sound, **about).text
+        told = ask(file=sound, response_format="verbose_json", **about)
+        assert told.text.strip() == text.strip()
+        events = [*ask(file=sound, stream=True, **about)]
+        assert events[-1].type == "transcript.text.done"
+        assert events[-1].text == text
+        return f"{text!r}, {len(told.segments)} segments, {len(events)} events"
 
     def openai_parse(self):
         """A pydantic model as a schema."""
@@ -155,6 +200,47 @@ class Clients:
         ]
         last = model.bind_tools([get_weather]).invoke(talk)
         return f"{first.tool_calls[0]['args']}, then {last.content!r}"
+
+    def langgraph(self):
+        """An agent of two steps: it asks for a tool unforced, and answers by what that has said.
+
+        A model of half a billion parameters would ask for the tool for ever, so the second step is
+        a schema.
+        """
+        import warnings
+
+        from langchain_core.tools import tool
+        from langchain_openai import ChatOpenAI
+
+        warnings.filterwarnings("ignore", message="create_react_agent has been moved")
+        from langgraph.prebuilt import create_react_agent
+
+        @tool
+        def get_weather(city: str) -> str:
+            """Get the weather forecast of a city."""
+            return f"It is 17 degrees and raining in {city}."
+
+        fields = {"degrees": {"type": "integer"}, "rain": {"type": "boolean"}}
+        schema = {"type": "object", "properties": fields, "required": [*fields]}
+        schema["additionalProperties"] = False
+        form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+        model = ChatOpenAI(
+            model=self.model, base_url=self.url, api_key="none", temperature=0, max_tokens=120
+        )
+
+        def step(state, runtime):
+            told = state["messages"][-1].type == "tool"
+            if told:
+                return model.bind(response_format=form)
+            return model.bind_tools([get_weather])
+
+        agent = create_react_agent(step, [get_weather])
+        asked = {"messages": [("user", "What is the weather in Oslo?")]}
+        said = agent.invoke(asked, {"recursion_limit": 8})["messages"]
+        assert [message.type for message in said] == ["human", "ai", "tool", "ai"], said
+        assert json.loads(said[-1].content) == {"degrees": 17, "rain": True}, said[-1].content
+        calls = [(call["name"], call["args"]) for call in said[1].tool_calls]
+        return f"{calls}, then {said[-1].content}"
 
     def llama_index(self):
         """A chat, and a function that it predicts a call of."""
@@ -258,8 +344,11 @@ metric_list: [{{metric: acc}}]
 #: What each needs besides its own name.
 NEEDS = {
     "openai_tools": ("openai", "jsonschema"),
+    "openai_unforced_tools": ("openai", "jsonschema"),
+    "openai_transcriptions": ("openai",),
     "openai_parse": ("openai",),
     "openai_responses": ("openai",),
+    "langgraph": ("langgraph", "langchain_openai"),
     "instructor": ("instructor", "openai"),
     "llama_index": ("llama_index.llms.openai_like",),
 }
@@ -296,12 +385,13 @@ def main():
     parser.add_argument("server", help="for example http://127.0.0.1:8000")
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--only", nargs="*", help="some of the clients")
+    parser.add_argument("--recording", help="a sound file, for a server of a Whisper")
     asked = parser.parse_args()
     os.environ |= {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network
     with urllib.request.urlopen(asked.server + "/v1/models") as answer:
         model = json.load(answer)["data"][0]["id"]
-    clients, failed = Clients(asked.server, model, asked.calls), 0
+    clients, failed = Clients(asked.server, model, asked.calls, asked.recording), 0
     every = [name for name in vars(Clients) if not name.startswith("_")]
     for name in asked.only or every:
         missing = _missing(NEEDS.get(name, (name,)))

@@ -5,6 +5,9 @@ import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
+
+import kept_kernels
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -12,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share what is compiled and found
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    kept_kernels.keep(Path(os.environ["XDG_CACHE_HOME"]))
 
 import pytest
 import torch

@@ -196,6 +196,7 @@ EXCEPTIONS = {
     "models/cpu_kernels/packed_linear.py:from_groups": "lays weights before any run",
     "models/cpu_kernels/packed_linear.py:rows": "packed weights lie on a CPU alone",
     "models/sources.py:not_numbers": "says what is wrong with a model that was just loaded",
+    "models/unsupported.py:check_numbers": "looks at weights that were just read",
     "models/layer_subset_source.py:": "reads a draft folder before any run",
     "models/seq2seq/input_modality.py:": "looks at a source as it comes and as it is read",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",

@@ -44,7 +44,13 @@ from outrider.models.runtime_config import (
     describe_draft_dtype,
     resolve_runtime,
 )
-from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer, usable
+from outrider.models.sources import (
+    ModelSource,
+    ShareEncoder,
+    read_tokenizer,
+    usable,
+    usable_file,
+)
 from outrider.models.vocabularies import VocabularyPair, shared
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
 from outrider.speech import speech_model
@@ -233,16 +239,19 @@ def _spoken(
     """
     first, eos_ids = sources[0], sources[0].eos_ids()
     opening, defaults = None, ModelDefaults()
-    if reads_more(first.config):
-        opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
-    elif follow:
-        defaults = ModelDefaults.of(first.settings(), eos_ids)
-        if defaults.left_out:
-            _log.warning(
-                "%s: its generation configuration sets %s, which outrider does not follow",
-                first,
-                ", ".join(defaults.left_out),
-            )
+    with usable_file(str(first), "generation_config.json"):
+        if reads_more(first.config):
+            opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
+            if opening.start >= engine.target.vocab_size:
+                raise ValueError(f"decoder_start_token_id={opening.start} is no token")
+        elif follow:
+            defaults = ModelDefaults.of(first.settings(), eos_ids)
+    if defaults.left_out:
+        _log.warning(
+            "%s: its generation configuration sets %s, which outrider does not follow",
+            first,
+            ", ".join(defaults.left_out),
+        )
     configs = [source.config for source in sources[1:]]
     hears = speech_model.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears, defaults)

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from outrider.cli.serve import _parted
 from outrider.server import engine_process
+from outrider.server.engine_loop import Broken, EngineLoop
 
 
 class Handler(logging.Handler):
@@ -123,3 +124,26 @@ def test_a_port_in_use_is_refused_before_a_model_is_read(outrider, monkeypatch):
     assert code == 2
     assert "cannot listen" in err
     assert "--port 0" in err
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_an_engine_that_is_lost_ends_the_command_with_a_code(outrider, monkeypatch, shipped, stuck):
+    """One thread of it stands still in a kernel: the process does not wait for it."""
+    ended = []
+
+    def run(server, sockets):
+        server._engine.fault = Broken("the engine ended no turn for 120 s")
+
+    def gone(code):
+        ended.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(os, "_exit", gone)
+    if stuck:
+        monkeypatch.setattr(EngineLoop, "is_alive", lambda loop: True)
+    code, _, err = outrider("serve", "--port", 0, "--max-num-seqs", 1, "--processes", 1)
+    assert code == 2
+    assert "the engine ended no turn for 120 s" in err
+    assert ended == [2] * stuck

@@ -29,8 +29,8 @@ SCHEMA = {
 }
 FUNCTIONS = (Function(name="weather", parameters=SCHEMA), Function(name="now"))
 NEWER = tool_parser(None, "[TOOL_CALLS] [ARGS]")
-HERMES, LLAMA, MISTRAL, GEMMA = (
-    TOOL_PARSERS[name] for name in ("hermes", "llama3_json", "mistral", "functiongemma")
+HERMES, LLAMA, MISTRAL, GEMMA, JSON = (
+    TOOL_PARSERS[name] for name in ("hermes", "llama3_json", "mistral", "functiongemma", "json")
 )
 MARKS = sorted({mark for p in (HERMES, MISTRAL, NEWER, GEMMA) for mark in p.markers})
 TEXTS = [
@@ -56,6 +56,19 @@ TEXTS = [
         "<start_function_call>call:now{}<end_function_call>",
     ),
 ]
+#: What models write that are left to themselves.
+FOUND = [
+    'Hi\n```json\n{\n  "name": "weather",\n  "arguments": SPACED\n}\n```\n'
+    '```json\n{"name": "now", "arguments": {}}\n```',
+    'Hi\n{"name": "weather", "arguments": ARGUMENTS}\n{"name": "now", "parameters": {}}',
+    '{"name":"weather","arguments":ARGUMENTS}',
+    'Hi\n```\n[{"name": "weather", "arguments": ARGUMENTS}, '
+    '{"name": "now", "arguments": {}}]\n```\n',
+    'Hi <tool_call>\n{"name": "weather", "arguments": ARGUMENTS}\n</tool_call>'
+    '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+]
+SPACED = json.dumps(ARGUMENTS, indent=4)
+FOUND = [t.replace("ARGUMENTS", json.dumps(ARGUMENTS)).replace("SPACED", SPACED) for t in FOUND]
 TEXTS = [(parser, text.replace("ARGUMENTS", json.dumps(ARGUMENTS))) for parser, text in TEXTS]
 THOUGHTS = [None, Thought("<think>", "</think>", False), Thought("<think>", "</think>", True)]
 
@@ -142,6 +155,46 @@ def test_what_is_no_call_of_these_functions_may_not_be_written(tokenizer, parser
     must = grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS, must=True), parser))
     assert not taken(tokenizer, must, "Hi")[1]
     assert taken(tokenizer, free, "Hi, you <b>there</b>.")[0]
+
+
+@pytest.mark.parametrize("text", FOUND)
+@pytest.mark.parametrize("thought", [None, "<think>ha\n```json\n</think>\n"])
+def test_calls_in_fences_or_not_are_found(tokenizer, text, thought):
+    calls = ToolCalls(Allowed(FUNCTIONS), JSON)
+    marks = None if thought is None else THOUGHTS[1]
+    made, whole = grammar(tokenizer, calls, marks), (thought or "") + text
+    assert taken(tokenizer, made, whole)[0]
+    right = [("weather", ARGUMENTS), ("now", {})][: 2 if "now" in text else 1]
+    said = "Hi" if text.startswith("Hi") else ""
+    for size in (1, 2, 3, 7, len(whole)):
+        parser = MessageParser(
+            thought and REASONING_PARSERS["qwen3"], False, JSON, ["weather", "now"]
+        )
+        found = read(parser, whole, size)
+        assert found == ("ha\n```json" if thought else "", said, right), size
+    for word in ("days", "city"):
+        assert taken(tokenizer, made, whole.replace(word, "other")) == (False, False), word
+    assert not taken(tokenizer, made, whole.replace(": 3", ': "3"'))[1]
+    one = grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS, several=False), JSON), marks)
+    assert taken(tokenizer, one, whole)[0] == ("now" not in text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Write {"name": "weather", "arguments": {"city": 3}} for it.',
+        '```json\n{\n  "name": "Anna",\n  "arguments": {}\n}\n```\nThat is all. ',
+        '{"name": "weather forecast"}',
+        '```python\n{"name": "weather", "arguments"}\n```',
+        "a < b\n``",
+        '[1, 2]\n{"na',
+    ],
+)
+def test_other_json_is_text(tokenizer, text):
+    assert taken(tokenizer, grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS), JSON)), text)[0]
+    for size in (1, 2, 5, len(text)):
+        parser = MessageParser(None, False, JSON, ["weather", "now"])
+        assert read(parser, text, size) == ("", text, []), size
 
 
 def test_free_text_has_any_token(tokenizer):

@@ -16,8 +16,14 @@ from served import Server, _service, _until_the_end, serving
 
 from outrider.server.app import ServerConfig, build_app_for
 from outrider.server.engine_factory import build_engine
-from outrider.server.engine_loop import EngineLoop
+from outrider.server.engine_loop import (
+    Broken,
+    EngineLoop,
+    EngineStoppedError,
+    PendingRequest,
+)
 from outrider.server.engine_process import EngineClient, run_engine_process
+from outrider.server.errors import to_response
 
 
 def begun(load, room, lives):
@@ -178,3 +184,40 @@ def test_a_loop_that_waits_for_work_turns(shipped):
         for _ in range(3):  # of a loop that does not turn it only grows
             assert until(lambda: server.loop.still > 0.2)
             assert until(lambda: server.loop.still < 0.2)
+
+
+class Endless:
+    """A lane's run that ends no step before it is told to."""
+
+    done, errors = False, {}
+
+    def __init__(self):
+        self.begun, self.ends = threading.Event(), threading.Event()
+
+    def submit(self, request):
+        return 0
+
+    def step(self):
+        self.begun.set()
+        self.ends.wait()
+        return []
+
+
+def test_a_loop_that_no_process_can_bring_back_gives_up(monkeypatch):
+    """Who waits hears it, once; the server ends, as there is no thread to be started again."""
+    heard, run = [], Endless()
+    loop = EngineLoop(lambda lane: run, 1, 4, most_still=500.0)
+    loop.start()
+    loop.submit([PendingRequest("a", None, heard.append), PendingRequest("a", None, heard.append)])
+    assert run.begun.wait(60)
+    assert loop.alive
+    monkeypatch.setattr(EngineLoop, "still", 1000.0)
+    assert until(lambda: len(heard) == 2)
+    assert not loop.alive
+    assert all(isinstance(event.error, Broken) and event.over for event in heard)
+    assert to_response(loop.fault)[1]["error"]["code"] == "engine_stopped"
+    with pytest.raises(EngineStoppedError):
+        loop.submit([PendingRequest("a", None, heard.append)])
+    run.ends.set()
+    loop.join(60)
+    assert len(heard) == 2

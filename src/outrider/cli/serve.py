@@ -77,7 +77,7 @@ def serve(
         typer.Option(
             min=1,
             help="Seconds without the end of a turn after which the engine stands still: /health "
-            "says 503, and a process of its own is started again.",
+            "says 503, and a process of its own is started again; one process ends with code 2.",
         ),
     ] = 120.0,
     metrics_prefix: Annotated[str, typer.Option(help="Of the names in /metrics.")] = "outrider:",
@@ -195,6 +195,8 @@ def _run(
             engine.join(10)
         if engine.fault is not None:
             fail(f"{type(engine.fault).__name__}: {engine.fault}")
+            if isinstance(engine, threading.Thread) and engine.is_alive():
+                os._exit(EXIT_ERROR)  # what stands still in a kernel keeps a process from its end
             raise typer.Exit(EXIT_ERROR)
 
 
@@ -291,7 +293,7 @@ def _engine(
     from outrider.server.engine_process import launch_engine
 
     if not apart:
-        return build_engine(load(), room)
+        return build_engine(load(), room, still)
     engine = launch_engine(load, room, still)
     return engine.known, engine
 

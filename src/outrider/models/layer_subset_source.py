@@ -26,7 +26,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models import TreeDecoder, adapt, layer_subset, reads_more
+from outrider.models import TreeDecoder, adapt, layer_subset, reads_more, unsupported
 from outrider.models.calibrate import Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.heads.target_bound_source import TargetBoundSource
@@ -100,6 +100,7 @@ class LayerSubsetSource(TargetBoundSource):
                 f"cannot read the draft folder; got {str(folder)!r} ({type(error).__name__}: "
                 f"{error}); it needs draft.json, which names layers, and draft.safetensors"
             ) from error
+        unsupported.check_numbers(self._weights, f"the draft folder {str(folder)!r}")
         return layers.layers
 
     def _check(self, config: PretrainedConfig) -> None:

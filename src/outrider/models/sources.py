@@ -2,8 +2,8 @@
 
 import logging
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -85,6 +85,7 @@ class ModelSource:
             self.config = given.config
             self._check_whole()
             return
+        unsupported.check_whole(given, role)
         self._where, self._how = gguf.located(given)
         if self._how:
             self._check_whole()
@@ -379,19 +380,24 @@ class ModelSource:
         if gguf.is_file(self.given):
             pass  # a file beside it may be another model's
         elif isinstance(self.given, (str, Path)):
-            with suppress(OSError):
-                settings = pretrained.read_generation_config(str(self.given))
+            with usable_file(str(self), "generation_config.json"):
+                try:
+                    settings = pretrained.read_generation_config(str(self.given))
+                except OSError:
+                    if (Path(self.given) / "generation_config.json").is_file():
+                        raise  # it is there, and broken
         else:  # models that cannot generate by themselves have none
             settings = read(self.given, "generation_config", GenerationConfig) or self.config
         said: dict[str, Any] = settings.to_dict()
         return said
 
     def eos_ids(self) -> tuple[int, ...]:
-        """End-of-sequence ids of the generation configuration."""
+        """End-of-sequence ids of the generation configuration. Raises ConfigurationError."""
         ids = self.settings().get("eos_token_id")
         if ids is None:
             return ()
-        return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+        with usable_file(str(self), "generation_config.json"):
+            return tuple(map(int, ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
 def auto_class(config: PretrainedConfig) -> Any:
@@ -429,6 +435,20 @@ def read_tokenizer(
         raise ConfigurationError(
             f"cannot load the tokenizer; got {str(given)!r} ({kind_of(error)}); check the path "
             "or pass a tokenizer"
+        ) from error
+
+
+@contextmanager
+def usable_file(model: str, file: str) -> Iterator[None]:
+    """In here foreign errors mean that this file of a model's folder says what cannot be used."""
+    try:
+        yield
+    except OutriderError:
+        raise
+    except Exception as error:  # whatever somebody else's file makes of a library
+        raise ConfigurationError(
+            f"{file} of the model cannot be used; got {model!r} ({kind_of(error)}); download it "
+            "again"
         ) from error
 
 

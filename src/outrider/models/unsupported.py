@@ -3,13 +3,17 @@
 A refusal is a promise kept: the alternative is text that silently follows another law.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
 from outrider.models import seq2seq
 from outrider.models.config import decoder_of, read, states_width
 
@@ -216,3 +220,34 @@ def _quantisation(model: torch.nn.Module, name: str) -> None:
                 f"would depend on its siblings; got {name} with {kind} layers; load it with "
                 "llm_int8_threshold=0.0, in 4 bits, or unquantised"
             )
+
+
+def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:
+    """Raise NumericalError for weights that are no numbers; `what` they are, with its path.
+
+    >>> check_numbers({"up.weight": torch.tensor([1.0])}, "the head 'my-head'")
+    """
+    bad = [name for name, weight in weights.items() if not bool(weight.isfinite().all())]
+    if bad:
+        raise NumericalError(
+            f"the weights of {what} are no numbers; got NaN or infinity in {len(bad)} of "
+            f"{len(weights)} tensors, first {bad[0]}; download it again, or save it once more"
+        )
+
+
+def check_whole(folder: str | Path, role: str) -> None:
+    """Refuse a folder with an adapter, beside a model's weights or alone.
+
+    transformers would put it on if peft is installed, and leave it out without a word if not.
+    """
+    file = Path(folder) / "adapter_config.json"
+    if not file.is_file():
+        return
+    base = None
+    with suppress(OSError, ValueError, AttributeError):
+        base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+    raise ConfigurationError(
+        f"the {role} model must be whole; got {str(folder)!r}, an adapter of {base or 'a model'}; "
+        "merge them once, peft.AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
+        ".save_pretrained(other), and give the other folder"
+    )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.server import json_calls
 from outrider.server.gemma_arguments import rules
 from outrider.server.messages import Allowed, Function
 from outrider.server.tool_parsers import ToolParser
@@ -22,6 +23,8 @@ _JSON = {
     "key_separator": ": ?",
     "coerce_one_of": True,
 }
+#: As models write it that follow no template.
+_SPACED = {"whitespace_pattern": json_calls.gap(), "coerce_one_of": True}
 _TEXT = "TEXT: /(?s:.*)/"
 _GAP = "GAP: /[ \\n]{0,4}/"  # between a thought and what is no text
 
@@ -138,12 +141,37 @@ class _Lark:
             yield f"{opening} calls"
         elif not free:
             yield from (said, f"{opening} calls")
+        elif parser.found:
+            yield from (said, self._found(calls))
         elif not parser.opening:  # what begins like a call is one
             self.lines.append("OTHER: /([^{](?s:.*))?/")
             yield from ("OTHER", f"{opening} calls")
         else:
             self._until("opened", parser.opening)
             yield from (said, "opened calls")
+
+    def _found(self, calls: ToolCalls) -> str:
+        """Any text up to a call's first words, and calls that are found so."""
+        firsts, nexts = [], []
+        opening, closing = self._token(json_calls.OPENING), self._token(json_calls.CLOSING)
+        self._free("found_free", [])
+        for at, function in enumerate(calls.allowed.functions):
+            schema = {**closed(function.schema_), "x-guidance": _SPACED}
+            self.lines += [
+                f"first_{at}[lazy]: /{json_calls.first(function.name)}/",
+                f"NEXT_{at}: /{json_calls.next_one(function.name)}/",
+                f"given_{at}: SPACE %json {json.dumps(schema, allow_nan=False)} END",
+            ]
+            firsts.append(f"first_{at} given_{at}")
+            nexts.append(f"NEXT_{at} given_{at}")
+        self.lines += [
+            f"SPACE: /{json_calls.gap()}/",
+            f"END: /{json_calls.end()}/",
+            f"LAST: /{json_calls.last()}/",
+            "last: LAST?" + (f" ({closing} LAST?)?" if closing else ""),
+            f"next: last {f'{opening}? ' if opening else ''}({' | '.join(nexts)})",
+        ]
+        return f"found_free_head ({' | '.join(firsts)}) {'next* ' * calls.allowed.several}last"
 
     def _call(self, at: int, function: Function, parser: ToolParser) -> None:
         """The rule of a call of one function."""

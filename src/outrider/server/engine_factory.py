@@ -58,10 +58,15 @@ def fingerprint(speculator: Speculator) -> str:
     return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
 
 
-def build_engine(speculator: Speculator, room: EngineConfig) -> tuple[ModelInfo, EngineLoop]:
-    """A loop that is not yet started. A Whisper transcribes, others write text."""
+def build_engine(
+    speculator: Speculator, room: EngineConfig, most_still: float | None = None
+) -> tuple[ModelInfo, EngineLoop]:
+    """A loop that is not yet started. A Whisper transcribes, others write text.
+
+    most_still  seconds without a turn's end after which it is given up; None: never
+    """
     if speculator.hearing is not None:
-        return _hears(speculator, speculator.hearing, room)
+        return _hears(speculator, speculator.hearing, room, most_still)
     if speculator.tokenizer is None:
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     engine = speculator.engine
@@ -82,17 +87,23 @@ def build_engine(speculator: Speculator, room: EngineConfig) -> tuple[ModelInfo,
         fingerprint(speculator),
         speculator.defaults,
     )
-    return known, EngineLoop(run, room.max_num_seqs, room.max_queued_requests)
+    return known, EngineLoop(
+        run, room.max_num_seqs, room.max_queued_requests, most_still=most_still
+    )
 
 
 def _hears(
-    speculator: Speculator, hearing: WhisperModel, room: EngineConfig
+    speculator: Speculator, hearing: WhisperModel, room: EngineConfig, most_still: float | None
 ) -> tuple[ModelInfo, EngineLoop]:
     def begin(spoken: TranscriptionRequest) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}
         return transcription(speculator.engine, hearing, given, spoken.settings)
 
     known = SpeechModelInfo(hearing.name, hearing.vocabulary, hearing.rate)
+
+    def run(lane: str) -> TranscriptionRunner:
+        return TranscriptionRunner(begin)
+
     return known, EngineLoop(
-        lambda lane: TranscriptionRunner(begin), room.max_num_seqs, room.max_queued_requests
+        run, room.max_num_seqs, room.max_queued_requests, most_still=most_still
     )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from outrider.engine.outputs import StepOutput
@@ -160,6 +161,7 @@ class EngineLoop(threading.Thread):
     opened        makes a lane's run when its first request sits down
     most_waiting  requests in the queue beyond which more are refused: `QueueFullError`
     deliver       hands events to their tickets' sinks on another thread; None: at once
+    most_still    seconds without a turn's end after which it is given up; None: never
     """
 
     def __init__(
@@ -168,8 +170,10 @@ class EngineLoop(threading.Thread):
         rows: int,
         most_waiting: int,
         deliver: OutputCallback | None = None,
+        most_still: float | None = None,
     ) -> None:
         super().__init__(name="outrider-engine", daemon=True)
+        self._most_still = most_still
         self._opened, self.rows, self.most_waiting = opened, rows, most_waiting
         self.deliver = deliver or dispatch
         self.fault: BaseException | None = None
@@ -207,6 +211,13 @@ class EngineLoop(threading.Thread):
 
         self._orders.put(order)
 
+    def start(self) -> None:
+        """Begin to decode, and to look whether it does."""
+        super().start()
+        if self._most_still is not None:
+            watch = partial(self._watch, self._most_still)
+            threading.Thread(target=watch, name="outrider-watch", daemon=True).start()
+
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has stopped; one that was never started has."""
         if self.ident is not None:
@@ -227,6 +238,16 @@ class EngineLoop(threading.Thread):
         """Rows under way, requests in the queue, rows in all."""
         return QueueStats(len(self._seated), self._queued, self.rows)
 
+    def _watch(self, most_still: float) -> None:
+        """Tell whoever waits once it stands still: a thread cannot be ended, nor started again."""
+        while self.alive:
+            time.sleep(min(1.0, most_still / 4))
+            if self.alive and self.still > most_still:
+                lost = Broken(f"the engine ended no turn for {self.still:.0f} s")
+                with self._lock:
+                    self.fault, self._closing = lost, True
+                self._give_up(lost)
+
     # ------------------------------------------------------------------ the thread's own
 
     def run(self) -> None:
@@ -244,7 +265,7 @@ class EngineLoop(threading.Thread):
             self._give_up(EngineStoppedError("the server is closing"))
         except BaseException as error:
             with self._lock:
-                self.fault = error
+                self.fault = self.fault or error
             self._give_up(Broken(f"{type(error).__name__}: {error}"))
             raise
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.server.gemma_arguments import as_json
+from outrider.server.json_calls import Found, find
 from outrider.server.reasoning_parsers import ReasoningParser
 from outrider.server.tool_parsers import ToolParser
 
@@ -99,7 +100,7 @@ class MessageParser:
         self._rest = ""
         self._fresh = False  #: nothing of this part but white space has come
         self._calls = 0  #: that were begun
-        self._written = ""  #: of the arguments of one, if they are no JSON
+        self._said = False  #: there was content
         self._scan = _Scan()
         self._turn: Callable[[MessageParts, bool], bool] = self._content
         if reasoning is not None:
@@ -148,6 +149,8 @@ class MessageParser:
         if tools is None:
             parts.content += self._up_to("", True)[0]
             return False
+        if tools.found:
+            return self._finding(parts, last)
         if tools.opening:
             text, found = self._up_to(tools.opening, last)
             parts.content += text
@@ -170,6 +173,27 @@ class MessageParser:
         self._tools = None
         return True
 
+    def _finding(self, parts: MessageParts, last: bool) -> bool:
+        """Text in front of calls that nothing but their first words opens, or what is between."""
+        between = self.called
+        found = find(self._rest, self._names, not self._said, between)
+        if isinstance(found, Found):
+            told = self._rest[: found.start].rstrip()
+            self._take(found.end)
+        elif last:
+            told = self._take(len(self._rest))
+        else:  # white space may be in front of a call, and is nobody's then
+            told = self._take(len(self._rest[:found].rstrip()))
+        if not between:
+            if self._fresh:
+                told = told.lstrip()
+                self._fresh = not told
+            parts.content += told
+            self._said = self._said or bool(told)
+        if isinstance(found, Found):
+            self._begin(parts, found.name)
+        return isinstance(found, Found)
+
     def _opening(self, parts: MessageParts, last: bool) -> bool:
         """What stands in front of the first call."""
         assert self._tools is not None
@@ -185,11 +209,15 @@ class MessageParser:
             header = self._tools.header(name)
             if self._rest.startswith(header + "{"):
                 self._take(len(header))
-                parts.calls.append(CallDelta(self._calls, self._id(), name))
-                self._calls += 1
-                self._scan, self._written, self._turn = _Scan(), "", self._arguments
+                self._begin(parts, name)
                 return True
         return False
+
+    def _begin(self, parts: MessageParts, name: str) -> None:
+        """A call whose arguments come next."""
+        parts.calls.append(CallDelta(self._calls, self._id(), name))
+        self._calls += 1
+        self._scan, self._turn = _Scan(), self._arguments
 
     def _arguments(self, parts: MessageParts, last: bool) -> bool:
         assert self._tools is not None
@@ -199,7 +227,7 @@ class MessageParser:
         if text:
             self._grow(parts, text)
         if self._scan.over:
-            self._turn = self._closing
+            self._turn = self._finding if self._tools.found else self._closing
         return self._scan.over
 
     def _other_arguments(self, parts: MessageParts, last: bool) -> bool:

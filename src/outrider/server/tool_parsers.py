@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import UnknownName
+from outrider.server.json_calls import CLOSING, OPENING
 
 #: `--tool-call-parser` and `--reasoning-parser` where nothing is to be read.
 NONE = "none"
@@ -31,6 +32,7 @@ class ToolParser:
     arguments how these are written: "json", or "gemma" (`outrider.server.gemma_arguments`)
     token     a special token that may stand in front of all and is not read
     signs     what chat templates have that write calls so: all of these regular expressions
+    found     calls that are not demanded are found by their first words (`json_calls`)
     id_size   characters of the ids of calls; None: as OpenAI's
     """
 
@@ -46,6 +48,7 @@ class ToolParser:
     arguments: str = "json"
     token: str | None = None
     id_size: int | None = None
+    found: bool = False
 
     def header(self, function: str) -> str:
         """What stands in front of the arguments of a call."""
@@ -56,6 +59,7 @@ class ToolParser:
         """Its texts that a tokenizer may have as tokens of their own."""
         texts = (self.opening, self.behind, self.closing, self.between)
         marks = {"<escape>"} if self.arguments == "gemma" else set[str]()
+        marks |= {OPENING, CLOSING} if self.found else set()
         for text in texts:
             marks |= set(_MARK.findall(text))
         return tuple(sorted(marks))
@@ -115,6 +119,17 @@ _GEMMA = ToolParser(
     signs=("<start_function_call>",),
     arguments="gemma",
 )
+#: vLLM has no name for it.
+_JSON = ToolParser(
+    "json",
+    opening="",
+    before='{"name": "',
+    behind='", "arguments": ',
+    closing="}",
+    between="\n",
+    signs=(),
+    found=True,
+)
 
 #: By the names of `--tool-call-parser`.
 TOOL_PARSERS: Mapping[str, ToolParser] = {
@@ -123,6 +138,7 @@ TOOL_PARSERS: Mapping[str, ToolParser] = {
     "llama4_json": _LLAMA,
     "mistral": _MISTRAL,
     "functiongemma": _GEMMA,
+    "json": _JSON,
 }
 #: What templates are looked through for, the ones with more signs first.
 _KNOWN = (_MISTRAL_ARGS, _MISTRAL, _GEMMA, _HERMES, _LLAMA)

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtractor
@@ -16,10 +16,12 @@ from outrider.errors import ConfigurationError
 from outrider.models import pretrained
 from outrider.models.config import hears
 from outrider.models.prefill import inference
-from outrider.models.sources import ModelSource
+from outrider.models.sources import ModelSource, usable_file
 from outrider.models.tree_inputs import causal
 from outrider.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel
+
+EXTRACTOR = "preprocessor_config.json"
 
 
 def check(target: ModelSource, language: str | None, task: str) -> None:
@@ -63,7 +65,8 @@ class WhisperModel:
     def vocabulary(self) -> Vocabulary:
         """Its special tokens. Raises UnsupportedModel if its configuration does not name them."""
         settings = self.model.generation_config
-        return Vocabulary.of({} if settings is None else settings.to_dict(), self.name)
+        with usable_file(self.name, "generation_config.json"):
+            return Vocabulary.of({} if settings is None else settings.to_dict(), self.name)
 
     @property
     def rate(self) -> int:
@@ -117,7 +120,8 @@ def opened(
 ) -> WhisperModel | None:
     """What is needed to transcribe with this model; None for one that is no Whisper.
 
-    `given` says where it comes from, `drafts` are the configurations of its draft models.
+    `given` says where it comes from, `drafts` are the configurations of its draft models. Raises
+    ConfigurationError for a feature extractor that makes other windows than the model reads.
     """
     if not hears(model.config):
         return None
@@ -125,9 +129,28 @@ def opened(
     other = next((d for d in drafts if hears(d) and d.num_mel_bins != mels), None)
     extractor = usual(model.config)
     if not isinstance(given, PreTrainedModel):
-        with suppress(OSError):  # a folder of weights alone has the usual one
-            extractor = pretrained.read_feature_extractor(str(given))
+        with usable_file(name, EXTRACTOR):
+            try:
+                extractor = pretrained.read_feature_extractor(str(given))
+            except OSError:
+                if (Path(given) / EXTRACTOR).is_file():
+                    raise  # it is there, and broken
+            _check_windows(extractor, model.config)
     return WhisperModel(name, model, tokenizer, extractor, None if other is None else usual(other))
+
+
+def _check_windows(extractor: Any, config: PretrainedConfig) -> None:
+    """Refuse an extractor whose windows are not those that the model reads, by one of silence."""
+    frames, rate = 2 * config.max_source_positions, int(extractor.sampling_rate)
+    features = extractor(
+        np.zeros(extractor.n_samples // 2, np.float32), sampling_rate=rate, return_tensors="pt"
+    )
+    made = tuple(features["input_features"][0].shape)
+    if made != (config.num_mel_bins, frames):
+        raise ValueError(
+            f"a window has {made} mels and frames, where the model reads "
+            f"{(config.num_mel_bins, frames)}"
+        )
 
 
 def usual(config: PretrainedConfig) -> WhisperFeatureExtractor:

@@ -65,13 +65,19 @@ class Vocabulary:
         multilingual = settings.get("is_multilingual", bool(languages))
         end = settings["eos_token_id"]
         heads = settings.get("alignment_heads") or ()
+        tasks = dict(settings.get("task_to_id") or {}) if multilingual else {}
+        if multilingual and "transcribe" not in tasks:
+            raise UnsupportedModel(
+                f"{name} has no token for the task 'transcribe'; got task_to_id={tasks}; take "
+                "generation_config.json of the model that it was trained from"
+            )
         return cls(
             int(settings["decoder_start_token_id"]),
             int(end[0] if isinstance(end, (list, tuple)) else end),
             int(settings["no_timestamps_token_id"]),
             settings.get("prev_sot_token_id"),
             {code.strip("<|>"): int(i) for code, i in languages.items()} if multilingual else {},
-            dict(settings.get("task_to_id") or {}) if multilingual else {},
+            tasks,
             tuple(settings.get("suppress_tokens") or ()),
             tuple(settings.get("begin_suppress_tokens") or ()),
             settings.get("max_initial_timestamp_index"),

@@ -79,7 +79,7 @@ class DecoderPrompt(NamedTuple):
         """
         start = settings.get("decoder_start_token_id")
         start = settings.get("bos_token_id") if start is None else start
-        if not isinstance(start, int):
+        if not isinstance(start, int) or start < 0:
             raise ConfigurationError(
                 f"{name} does not say what its answers begin with; got decoder_start_token_id="
                 f"{start!r}; set it in its generation_config"

@@ -27,6 +27,7 @@ from transformers import PretrainedConfig
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.models import unsupported
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
@@ -206,6 +207,7 @@ class BlockwiseSource(TargetBoundSource):
         output = model.get_output_embeddings()
         try:
             weights = load_file(self.given / "model.safetensors")
+            unsupported.check_numbers(weights, f"the heads {self}")
             ids = weights.pop("ids", None)
             weight = output.weight.detach()
             if ids is not None:

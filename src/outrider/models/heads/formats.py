@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.models import unsupported
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 from outrider.models.heads.head import DraftHead
 from outrider.models.sources import ModelSource, pickled
@@ -272,8 +273,11 @@ def _dropped(name: str) -> bool:
 def fill(head: DraftHead, weights: Mapping[str, Tensor], name: str) -> None:
     """Give a head its weights, or raise ConfigurationError: they are not those of its config.json.
 
+    Raises NumericalError for weights that are no numbers.
+
     Which tokens it knows is said already: some checkpoints have no t2d.
     """
+    unsupported.check_numbers(weights, f"the head {name}")
     told = {} if head.ids_K is None else {"d2t": head.d2t, "t2d": head.get_buffer("t2d")}
     try:
         head.load_state_dict({**weights, **told})

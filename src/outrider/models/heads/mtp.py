@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, modeling_layers
 from transformers.cache_utils import Cache
 
 from outrider.errors import ConfigurationError
-from outrider.models import pretrained
+from outrider.models import pretrained, unsupported
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read
@@ -142,6 +142,7 @@ class MtpSource(TargetBoundSource):
                 f"cannot read the multi-token prediction layer of {self.target}; got "
                 f"{type(error).__name__}: {str(error)[:200]}; give the whole checkpoint by its path"
             ) from error
+        unsupported.check_numbers(dict(made.named_parameters()), str(self))
         return made.eval().requires_grad_(False)
 
     def __str__(self) -> str:
