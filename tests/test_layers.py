@@ -23,9 +23,9 @@ LAYERS = [
     {"sampling"},
     {"ops"},
     {"models", "noise", "theory"},
-    {"acceptance_stats", "tree"},
+    {"acceptance_stats", "shipped", "tree"},
     {"arguments", "costs", "stats", "types"},
-    {"errors", "lazy", "row_params", "shipped"},
+    {"errors", "lazy", "row_params"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: Packages that stand on the public names: `from outrider import Sampling`.

@@ -52,7 +52,7 @@ from outrider.models.sources import (
     usable_file,
 )
 from outrider.models.vocabularies import VocabularyPair, shared
-from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
+from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
 from outrider.speech import speech_model
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
 from outrider.text.speculator import Speculator
@@ -353,7 +353,7 @@ def _engine(
 
 def _tokenizer(target: ModelSource) -> "PreTrainedTokenizerBase | None":
     """The one beside the target; the shipped corrector has that of the shipped target."""
-    if str(target) == str(shipped(CORRECTOR)):
+    if is_shipped(target, CORRECTOR):
         return read_tokenizer(shipped("target"))
     return target.tokenizer()
 
@@ -404,7 +404,8 @@ def _usual(
 ) -> str:
     """The drafter of a user who names none: the shipped head's is the one it is fastest with."""
     asked = options.asked() or rule is not None
-    if draft == shipped(SMOLLM2_HEAD) and place.type == "cpu" and not asked:
+    ours = isinstance(draft, Path) and is_shipped(draft, SMOLLM2_HEAD)
+    if ours and place.type == "cpu" and not asked:
         return "either"
     reads, differs = reads_more(first.config), any(words.drafts)
     return drafters.usual(draft, reads, differs, place, options)
