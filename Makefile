@@ -92,7 +92,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	@$(BIN)/python tools/cli_reference.py --check
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html is the first page"
 
 # The machine with the card may have no package registry: nothing is installed here.
