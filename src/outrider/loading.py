@@ -240,7 +240,10 @@ def calibrate_steps(
     if resolved.step_costs is not None:
         return Engine(target, drafter, rule, planner, resolved.step_costs)
     sources = resolved.sources
-    about = (setting, resolved.place, drafter.name, drafter.shapes, rule, sources[0].shards)
+    about: tuple[object, ...] = (setting, resolved.place, drafter.name, drafter.shapes, rule)
+    about += (sources[0].shards,)
+    if resolved.place.type == "cuda":  # as graphs, steps cost a fraction of what they did
+        about += ("graphs",)
     key = calibrate.key(*(source.config for source in sources), about=repr(about))
     engine = Engine(
         target,
