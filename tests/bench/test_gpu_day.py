@@ -33,8 +33,7 @@ def command(out, *more):
 
 
 def environment():
-    sources = [str(ROOT / "src"), str(ROOT / "packages/outrider-lab/src")]
-    path = os.pathsep.join([*sources, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1")
 
 
