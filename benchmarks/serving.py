@@ -68,7 +68,7 @@ class Server:
             try:
                 self.name = self.client.models.list().data[0].id
                 break
-            except openai.APIConnectionError:
+            except (openai.APIConnectionError, openai.InternalServerError):  # 503: it reads
                 assert self.process.poll() is None, f"the server has ended: {self.command}"
                 time.sleep(0.1)
         self.ready = time.perf_counter() - self.started
