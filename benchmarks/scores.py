@@ -39,7 +39,7 @@ TEXTS = [
     "To bake bread you need flour, water, salt and yeast; the dough has to rest for some hours.",
     "A prime number is a natural number greater than one that has no divisors but one and itself.",
     "The old man had not spoken for years. On that evening, to everybody's surprise, he sang.",
-    "Light travels about three hundred thousand kilometres in one second, sound only a third of one.",
+    "Light travels three hundred thousand kilometres in one second, sound only a third of one.",
 ]
 CHOICE = """
 task: choices
