@@ -79,6 +79,7 @@ def scored(backend, arguments, folder):
         task_manager=TaskManager(include_path=folder, include_defaults=False),
         bootstrap_iters=0,
         batch_size=1,
+        device="cpu",
         log_samples=True,
     )
     metrics = {
