@@ -13,6 +13,8 @@ STAMP := $(VENV)/.ready
 WORKERS ?= 2
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# What is distributed beside the core.
+PACKAGES := $(wildcard packages/*)
 
 # Idle OpenMP threads that spin steal the time of the thread that works.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -32,13 +34,13 @@ help:
 	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them (x86-64)"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
-	@echo "make wheels   wheels with compiled kernels for Linux x86-64 and aarch64 and macOS arm64, in dist/"
+	@echo "make wheels   every distribution, the core with kernels for Linux x86-64, aarch64, macOS arm64"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(PACKAGES:%=%/pyproject.toml)
 	@set -e; \
 	python=""; \
 	for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
@@ -61,7 +63,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(PIP) install --quiet -c constraints.txt torch --index-url "$(TORCH_INDEX)"; \
 	fi
 	@echo "Installing outrider and its pinned dependencies into $(VENV) (minutes the first time) ..."
-	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev]' $(PACKAGES:%=-e ./%)
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -90,7 +92,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	@$(BIN)/python tools/cli_reference.py --check
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html is the first page"
 
 # The machine with the card may have no package registry: nothing is installed here.
@@ -110,6 +112,9 @@ wheels: $(STAMP)
 	  $(BIN)/python tools/build_kernels.py build/kernels
 	@set -e; for platform in build/kernels/*; do \
 	  OUTRIDER_WHEEL=$${platform##*/}=$$platform $(BIN)/python -m hatchling build -t wheel -d dist; \
+	done
+	@set -e; for package in $(PACKAGES); do \
+	  (cd $$package && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist); \
 	done
 
 clean:

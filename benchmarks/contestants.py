@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from inputs import Inputs
 from transformers import TopKLogitsWarper, TopPLogitsWarper
-from transformers.generation.utils import _speculative_sampling
 
 from outrider import ops, verifiers
-from outrider.integrations.transformers import speculative_sampling
+from outrider.integrations.transformers import speculative_sampling, theirs
 from outrider.ops.baselines import PAPER_EXACT, PAPER_SIGMOID
 from outrider.sampling import sampling_params
 from outrider.types import Verdict
 
 BASE = "transformers"
+THEIRS = theirs()  #: as the installed version wants to be called
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def _chain(kept: bool) -> Callable[[Inputs], Any]:
 def on_cpu() -> list[Contestant]:
     """Contestants that run without a GPU."""
     return [
-        Contestant(BASE, _function(_speculative_sampling)),
-        Contestant("transformers and its copies", _copied(_speculative_sampling)),
+        Contestant(BASE, _function(THEIRS)),
+        Contestant("transformers and its copies", _copied(THEIRS)),
         *_compiled(),
         Contestant("PyTorch, no host read", _sync_free, single=False),
         Contestant("vLLM-like (PyTorch)", _vllm_like, single=False),
@@ -152,7 +152,7 @@ def _compiled() -> list[Contestant]:
     """transformers' function and the one without host reads under torch.compile."""
     torch._dynamo.config.recompile_limit = 64
     found = [
-        Contestant("transformers, compiled", _function(torch.compile(_speculative_sampling)),
+        Contestant("transformers, compiled", _function(torch.compile(THEIRS)),
                    compiled=True),
         Contestant("no host read, compiled", torch.compile(_sync_free), single=False,
                    compiled=True),
@@ -162,7 +162,7 @@ def _compiled() -> list[Contestant]:
 
 def graph_breaks(x: Inputs) -> int:
     """How often torch.compile falls back to Python within transformers' function."""
-    told = torch._dynamo.explain(_speculative_sampling)(
+    told = torch._dynamo.explain(THEIRS)(
         x.ids, x.draft_logits.float(), _gamma(x), x.target_logits.float()
     )
     torch._dynamo.reset()
@@ -252,11 +252,11 @@ def on_gpu() -> list[Contestant]:
 
     ours = {"graph": True, "single": False, "ragged": True}
     return [
-        Contestant(BASE, _function(_speculative_sampling)),
-        Contestant("transformers and its copies", _copied(_speculative_sampling)),
+        Contestant(BASE, _function(THEIRS)),
+        Contestant("transformers and its copies", _copied(THEIRS)),
         *_compiled(),
         Contestant("transformers, reduce-overhead", _function(
-            torch.compile(_speculative_sampling, mode="reduce-overhead")), compiled=True),
+            torch.compile(THEIRS, mode="reduce-overhead")), compiled=True),
         Contestant("PyTorch, no host read", _sync_free, graph=True, single=False),
         Contestant("vLLM-like (PyTorch)", _vllm_like, graph=True, single=False),
         Contestant("FlashInfer chain", _flashinfer, graph=True, single=False),

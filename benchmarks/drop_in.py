@@ -38,11 +38,11 @@ def prefixes(pair: WagnerPair, prompts: int, tokens: int) -> dict[str, int]:
     found = {"steps": 0, "accepted": 0, "other_prefix": 0}
     original = fast.checked()
 
-    def both(*inputs: Any, assistant_ensemble_weight: float | None = None) -> Any:
+    def both(*inputs: Any, **named: Any) -> Any:
         state = torch.get_rng_state()
-        theirs, n = original(*inputs)
+        theirs, n = original(*inputs, **named)
         torch.set_rng_state(state)
-        ours, m = fast.speculative_sampling(*inputs)
+        ours, m = fast.speculative_sampling(*inputs, **named)
         same = int(n) == int(m) and torch.equal(ours[:, :n], theirs[:, :n])
         found["steps"] += 1
         found["accepted"] += int(m)

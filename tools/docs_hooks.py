@@ -16,19 +16,23 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 def within(markdown: str, folder: str) -> str:
-    """Links of a page of `folder` as a page of `docs/` writes them.
+    """Links of a page of `folder` as the site's page has them.
 
     >>> within("[the guide](docs/guide.md#x), [licence](LICENSE)", "")
     '[the guide](guide.md#x), licence (`LICENSE`)'
-    >>> within("[card](../src/card.md)", "docs")
-    'card (`src/card.md`)'
+    >>> within("[card](../src/card.md), [guide](guide.md)", "docs")
+    'card (`src/card.md`), [guide](guide.md)'
+    >>> within("[guide](../guide.md), [day](2026.md), [card](../../src/card.md)", "docs/results")
+    '[guide](../guide.md), [day](2026.md), card (`src/card.md`)'
     """
+    inside = folder.removeprefix("docs").removeprefix("/") or "."
 
     def one(found: re.Match[str]) -> str:
         image, words, path, anchor = found.groups()
         place = posixpath.normpath(posixpath.join(folder, path))
-        if place.startswith("docs/") and place != "docs/report.html":
-            return f"{image}[{words}]({place.removeprefix('docs/')}{anchor or ''})"
+        if place.startswith("docs/"):
+            near = posixpath.relpath(place.removeprefix("docs/"), inside)
+            return f"{image}[{words}]({near}{anchor or ''})"
         return f"{words} (`{place}`)"
 
     return LINK.sub(one, markdown)
@@ -45,4 +49,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Links out of `docs/` are paths."""
     if page.file.src_uri == "index.md":
         return markdown
-    return within(markdown, "docs")
+    return within(markdown, posixpath.dirname(f"docs/{page.file.src_uri}"))

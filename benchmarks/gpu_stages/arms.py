@@ -11,9 +11,9 @@ from gpu_stages.card import Card
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.lab.papers.wagner import WagnerPair, generate
 from outrider.models import adapt
-from outrider.stats import VERBS
+from outrider.stats import GRAPHS, VERBS
 
-PARTS = (*VERBS, "graph", "host")
+PARTS = (*VERBS, *GRAPHS, "host")
 CHAIN, TREE = (1,) * 4, (3, 2, 1)
 
 
@@ -44,12 +44,15 @@ def ours(
     wall = time.perf_counter() - start
     told = stats.as_dict()
     steps = max(stats.engine_steps, 1)
+    captures, replays = stats.captures, stats.replays
     parts = {name: told[f"{name}_ms"] / steps for name in PARTS}
     return {
         "tokens_s": stats.tokens_per_second, "wall_s": wall, "new_tokens": stats.new_tokens,
         "steps": stats.engine_steps, "ms_per_step": 1e3 * stats.seconds / steps,
         "ms_of": parts, "alpha": stats.alpha, "prefill_ms": stats.prefill_ms,
         "tokens_per_step": stats.block_efficiency, "peak_mb": peak,
+        "captures": captures, "replays": replays, "why_eager": stats.why_eager,
+        "replay_ms": stats.graph_ms / replays if replays else None,
     }  # fmt: skip
 
 

@@ -9,27 +9,28 @@ from gpu_stages.models import PAIRS, TEMPERATURE, Pairs, weight_bytes
 from gpu_stages.plan import Item
 
 BATCHES = (1, 8, 32)
-#: name -> children per level, and whether its step is a CUDA graph
+#: name -> children per level, and whether its steps are CUDA graphs
 OURS = {
-    "plain": ((), False), "chain": (arms.CHAIN, False), "chain, graphs": (arms.CHAIN, True),
-    "tree": (arms.TREE, False),
+    "plain": ((), False), "plain, graphs": ((), True), "chain": (arms.CHAIN, False),
+    "chain, graphs": (arms.CHAIN, True), "tree": (arms.TREE, False),
+    "tree, graphs": (arms.TREE, True),
 }  # fmt: skip
 
 
 def items(card: Card) -> list[Item]:
-    """Batch 1 of every pair first, then wider ones."""
+    """Pairs of random weights at batches 1 and 8; assisted generation and the rest behind them."""
     pairs = Pairs(card)
     names = [*PAIRS, "shipped"]
     found = [
         Item(f"{name}: weights", lambda n=name: roofline(card, pairs, n), 90) for name in names
     ]
-    for batch in card.pick(BATCHES, (1, 2)):
-        for name in names:
-            for arm in OURS:
-                found.append(_item(card, pairs, name, arm, batch))
-            found.append(_item(card, pairs, name, "transformers", batch))
-            if batch == 1:
-                found.append(_item(card, pairs, name, "transformers, assisted", batch))
+    batches = card.pick(BATCHES, (1, 2))
+    each = [*OURS, "transformers"]
+    first = [(name, arm, batch) for batch in batches[:2] for name in PAIRS for arm in each]
+    assisted = [(name, "transformers, assisted", 1) for name in names]
+    rest = [(name, arm, batch) for batch in batches for name in names for arm in each]
+    for name, arm, batch in dict.fromkeys([*first, *assisted, *rest]):
+        found.append(_item(card, pairs, name, arm, batch))
     return found
 
 

@@ -8,7 +8,7 @@ from gpu_stages.record import DONE, DamagedFile, Record
 Results = dict[str, dict[str, Any]]
 BASE = "transformers"
 OURS = ("one kernel, LSE kept", "two kernels, LSE kept")
-#: Accept and good columns of docs/kernels.md, microseconds.
+#: Accept and good columns of docs/kernels.md, microseconds, on a card that copies 4.3 TB/s.
 TARGETS = {
     "B=1 gamma=5 V=32000 bf16": (9.1, 7.1),
     "B=1 gamma=5 V=151936 bf16": (9.5, 7.5),
@@ -16,6 +16,27 @@ TARGETS = {
     "B=8 gamma=5 V=151936 bf16": (13.0, 11.0),
     "B=64 gamma=5 V=151936 bf16": (43.0, 38.0),
 }
+
+
+#: What reading the target's rows takes there: on another card this part is another.
+FLOORS = {
+    "B=1 gamma=5 V=32000 bf16": 0.09,
+    "B=1 gamma=5 V=151936 bf16": 0.42,
+    "B=1 gamma=20 V=256000 bf16": 2.5,
+    "B=8 gamma=5 V=151936 bf16": 3.4,
+    "B=64 gamma=5 V=151936 bf16": 27.0,
+}
+
+
+def targets(key: str, floor_us: float | None) -> tuple[float, float]:
+    """Accept and good on a card that takes so long to read the target's rows; None: as the page's.
+
+    >>> targets("B=64 gamma=5 V=151936 bf16", 39.0)
+    (55.0, 50.0)
+    """
+    more = 0.0 if floor_us is None else floor_us - FLOORS[key]
+    accept, good = TARGETS[key]
+    return accept + more, good + more
 
 
 def text(records: Mapping[str, Record | DamagedFile]) -> str:
@@ -77,16 +98,20 @@ def verification(found: Results) -> list[str]:
         times = {
             row["row"]: row["median_us"] for row in result.get("rows", []) if "median_us" in row
         }
+        floors = {row["row"]: row.get("floor_us") for row in result.get("rows", [])}
         name = min((n for n in OURS if n in times), key=lambda n: times[n], default=None)
+        if "geometries" in result:
+            for row, best in result["best"].items():
+                lines.append(f"{key}: {row} {best['median_us']:.1f} us with {best['geometry']}")
         if name is None or (key not in TARGETS and BASE not in times):
             continue
         line = f"{key}: {name} {times[name]:.1f} us"
         if BASE in times:
             line += f", {times[BASE] / times[name]:.1f}x of transformers ({times[BASE]:.0f} us)"
         if key in TARGETS:
-            accept, good = TARGETS[key]
+            accept, good = targets(key, floors.get(name))
             met = "good" if times[name] <= good else "accept" if times[name] <= accept else "MISSED"
-            line += f"; target {accept:g} / {good:g} us: {met}"
+            line += f"; target {accept:.1f} / {good:.1f} us: {met}"
         lines.append(line)
     shapes = sum("rows" in result for result in found.values())
     return [f"{shapes} shapes", *lines[:12]]

@@ -18,6 +18,11 @@ TARGETS: list[Shape] = [
     (64, 5, 151_936, "bf16", False), (1, 20, 256_000, "bf16", False),
     (1, 5, 151_936, "fp32", False), (64, 20, 256_000, "bf16", False),
 ]  # fmt: skip
+#: Elements of a slice, and warps, that are tried where many rows fill the machine.
+GEOMETRIES = [(8192, 8), (8192, 4), (4096, 4), (16_384, 8), (2048, 4)]
+GEOMETRIES_AT: list[Shape] = [(64, 5, 151_936, "bf16", False), (8, 5, 151_936, "bf16", False)]
+#: Contestants that have a geometry.
+SHAPED = ("two kernels, LSE kept", "one kernel, LSE kept")
 COMPILED: list[Shape] = [(1, 5, 151_936, "bf16", False), (1, 5, 32_000, "bf16", False)]
 TINY: list[Shape] = [(1, 2, 40, "bf16", False), (2, 2, 40, "fp32", True)]
 
@@ -27,7 +32,10 @@ def items(card: Card) -> list[Item]:
     found = [Item("right before timed", lambda: check(card), 120)]
     found.append(Item("launches and host reads", lambda: launches(card), 60))
     first = card.pick(TARGETS, TINY)
-    found += [_item(card, shape) for shape in first]
+    found += [_item(card, shape) for shape in first[:4]]
+    found += [Item(f"geometry, {_key(shape)}", lambda s=shape: geometry(card, s), 120)
+              for shape in card.pick(GEOMETRIES_AT, TINY[:1])]  # fmt: skip
+    found += [_item(card, shape) for shape in first[4:]]
     found += [_item(card, shape, warm=True) for shape in first[:5]]
     if card.rehearse:
         return found
@@ -45,9 +53,7 @@ def items(card: Card) -> list[Item]:
 def _item(
     card: Card, shape: Shape, warm: bool = False, compiled: bool = False, seconds: float = 60
 ) -> Item:
-    batch, gamma, vocab, dtype, ragged = shape
-    key = f"B={batch} gamma={gamma} V={vocab} {dtype}"
-    key += " ragged" * ragged + " warm" * warm + " compiled" * compiled
+    key = _key(shape) + " warm" * warm + " compiled" * compiled
 
     def run() -> dict[str, Any]:
         with torch.inference_mode():
@@ -59,6 +65,50 @@ def _item(
         return {"rows": rows}
 
     return Item(key, run, seconds)
+
+
+def _key(shape: Shape) -> str:
+    batch, gamma, vocab, dtype, ragged = shape
+    return f"B={batch} gamma={gamma} V={vocab} {dtype}" + " ragged" * ragged
+
+
+def geometry(card: Card, shape: Shape) -> dict[str, Any]:
+    """Our kernels with slices and warps other than the usual ones: {geometries, usual, best}."""
+    from outrider.ops.triton import launch
+
+    batch, gamma, vocab, dtype, _ = shape
+    kind = verify.DTYPES[dtype]
+    data = [make(batch, gamma, vocab, kind, 0.2, seed, card.device) for seed in range(2)]
+    ours = [one for one in verify.contenders("cuda") if one.name in SHAPED]
+    runs: dict[str, tuple[Any, bool]] = {}
+    refused: dict[str, str] = {}
+    for size, warps in card.pick(GEOMETRIES, [(16, 4)]):
+        for one in ours:
+            name = f"{one.name}; {size} x {warps}"
+
+            def run(i: int, one: Any = one, shaped: tuple[int, int] = (size, warps)) -> Any:
+                launch._forced.append(shaped)
+                try:
+                    return one.run(data[i])
+                finally:
+                    launch._forced.pop()
+
+            try:
+                run(0)
+            except Exception as error:  # a geometry that does not compile is one less
+                refused[name] = f"{type(error).__name__}: {str(error)[:200]}"
+                continue
+            runs[name] = (run, one.graph)
+    with torch.inference_mode():
+        times = card.clock(runs, len(data), 30)
+    best: dict[str, dict[str, Any]] = {}
+    for name, told in times.items():
+        row, _, shaped = name.partition("; ")
+        if "median_us" in told and told["median_us"] < best.get(row, told)["median_us"] + 1e-9:
+            best[row] = {"geometry": shaped, "median_us": told["median_us"]}
+    usual = launch.block_size(vocab, kind, batch * (gamma + 1))
+    card.free()
+    return {"geometries": times, "refused": refused, "usual": usual, "best": best}
 
 
 def check(card: Card) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.launch import block_size, next_power, programs, workspace
+from outrider.ops.triton.launch import LOOPS, block_size, next_power, programs, workspace
 from outrider.ops.triton.law_slices import law, scaled, side_of, slices_of
 from outrider.ops.triton.residual_race import EMPTY, FIXED, drawn_from
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
@@ -43,7 +43,7 @@ def fine(key, index):
     return bits.to(tl.float64) * 1.1102230246251565e-16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOPS)
 def chain_one(
     target, drafted, tables, keys, slices, sub, ticket, path, count, next_token, tries, depth,
     NPROG, NB: tl.constexpr, SUB: tl.constexpr, NTRY: tl.constexpr, NROUND: tl.constexpr,
@@ -58,17 +58,20 @@ def chain_one(
     CHUNK: tl.constexpr = min(NB * SUB, 1024)
     offs = pid * BLOCK + tl.arange(0, NB)[:, None] * SUB + tl.arange(0, SUB)[None, :]
     z = scaled(target, b, r, offs, TARGET_FLOOR)
-    tops, ats = tl.max(z, axis=1, return_indices=True)
-    top, at = tl.max(tops, axis=0, return_indices=True)
+    top = tl.max(tl.max(z, axis=1), axis=0)
     lanes_b = tl.arange(0, NB)
-    best = tl.sum(tl.where(lanes_b == at, lanes_b * SUB + ats, 0), axis=0)
+    greedy = tl.load(target.inverse + b) == float("inf")
     base = tl.where(top == float("-inf"), 0.0, top)
     sums = tl.sum(tl.exp(z - base), axis=1)
     row = b * target.rows + r
     tl.store(sub + (row * NPROG + pid) * NB + lanes_b, sums)
     tl.store(slices.top + row * NPROG + pid, top)
     tl.store(slices.sum + row * NPROG + pid, tl.sum(sums, axis=0))
-    tl.store(slices.best + row * NPROG + pid, pid * BLOCK + best)
+    if greedy:
+        tops, ats = tl.max(z, axis=1, return_indices=True)
+        _, at = tl.max(tops, axis=0, return_indices=True)
+        best = tl.sum(tl.where(lanes_b == at, lanes_b * SUB + ats, 0), axis=0)
+        tl.store(slices.best + row * NPROG + pid, pid * BLOCK + best)
     tl.debug_barrier()
     # a ticket for the row, then one for the request: no counter takes many arrivals
     done = tl.atomic_add(slices.ticket + row, 1, sem="acq_rel", scope="gpu") == NPROG - 1
@@ -88,8 +91,9 @@ def chain_one(
         tl.store(
             target.lse + row, safe + tl.log(tl.sum(row_sums * tl.exp(row_tops - safe), axis=0))
         )
-        winner = tl.load(slices.best + row * NPROG + first, cache_modifier=".cg")
-        tl.store(target.best + row, winner)
+        if greedy:
+            winner = tl.load(slices.best + row * NPROG + first, cache_modifier=".cg")
+            tl.store(target.best + row, winner)
         tl.debug_barrier()
         if tl.atomic_add(ticket + b, 1, sem="acq_rel", scope="gpu") == target.rows - 1:
             tl.debug_barrier()

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from outrider.engine.engine import Engine
     from outrider.engine.engine_run import EngineRun
     from outrider.engine.request import Request, StopConditions
+    from outrider.load_config import LoadConfig
     from outrider.loading import load
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.sampling.timestamps import Timestamps
@@ -77,6 +78,7 @@ __all__ = [
     "Engine",
     "EngineRun",
     "Generation",
+    "LoadConfig",
     "NumericalError",
     "OutriderError",
     "PromptError",
@@ -113,6 +115,7 @@ _HOMES = {
     "Beams": "outrider.engine.beam_search",
     "SamplingParams": "outrider.sampling.sampling_params",
     "Timestamps": "outrider.sampling.timestamps",
+    "LoadConfig": "outrider.load_config",
     "load": "outrider.loading",
     "RequestStats": "outrider.stats",
     "Stats": "outrider.stats",

@@ -12,24 +12,11 @@ from typing import Any
 
 from outrider import arguments
 from outrider.drafters import DRAFTERS
-from outrider.drafters.recipes import COMMON
 from outrider.errors import ConfigurationError, UnknownName
+from outrider.load_config import OPTIONS, RUNTIME
 
-OURS = (
-    "draft",
-    "draft_layers",
-    "share_encoder",
-    "drafter",
-    *COMMON,
-    "drafter_options",
-    "table",
-    "rule",
-    "rule_options",
-    "tokenizer",
-    "draft_tokenizer",
-    "planner",
-    "step_costs",
-)
+#: What drafts and what judges: all but the target, and how models run.
+OURS = tuple(name for name in OPTIONS if name not in RUNTIME)
 NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}
 #: Names that a generation configuration of transformers carries.

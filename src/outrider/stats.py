@@ -142,6 +142,7 @@ class RequestStats:
 
 
 VERBS = ("propose", "score", "verify", "commit", "emit")
+GRAPHS = ("graph", "capture")  #: the first four in one piece
 
 
 @dataclass
@@ -153,6 +154,7 @@ class Stats(RequestStats):
     verify   the rule
     commit   what is kept: caches, text, why rows end
     graph    all four above in one, where they are replayed as a CUDA graph
+    capture  the same of steps that were captured, or run ahead of a capture
     emit     reading what was emitted
     host     everything else, rows that come and go included
     prefill  prompts into the caches; not in `seconds`
@@ -164,6 +166,7 @@ class Stats(RequestStats):
     verify_ms: float = 0.0
     commit_ms: float = 0.0
     graph_ms: float = 0.0
+    capture_ms: float = 0.0
     emit_ms: float = 0.0
     host_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -172,6 +175,9 @@ class Stats(RequestStats):
     )  #: steps by nodes of a row, 1 for plain ones
     predicted_ms: float = 0.0  #: of these steps, by the planner's costs; 0 without any
     why_plain: str = ""  #: of a planner: why most steps were plain, if they were
+    captures: int = 0  #: steps that were captured as CUDA graphs
+    replays: int = 0  #: steps that were replays of one
+    why_eager: str = ""  #: why steps run without CUDA graphs, if they do
 
     @property
     def plain_steps(self) -> int:
@@ -189,23 +195,25 @@ class Stats(RequestStats):
 
     def clock(self, times: Mapping[str, float]) -> None:
         """Note the milliseconds of each verb; what is left of `seconds` is the host's."""
-        for verb in (*VERBS, "graph"):
+        for verb in (*VERBS, *GRAPHS):
             setattr(self, f"{verb}_ms", times.get(verb, 0.0))
         self.host_ms = self.seconds * 1e3 - sum(times.values())
 
     def follow(self, other: "Stats") -> None:
         """Add a run that came after this one: its counts and its times."""
         self.add(other)
-        times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))
-        for name in ("seconds", "engine_steps", "predicted_ms", *times):
+        times = (f"{part}_ms" for part in (*VERBS, *GRAPHS, "host", "prefill"))
+        counts = "engine_steps", "captures", "replays"
+        for name in ("seconds", "predicted_ms", *counts, *times):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for nodes, steps in other.sizes.items():
             self.sizes[nodes] = self.sizes.get(nodes, 0) + steps
         self.why_plain = other.why_plain or self.why_plain
+        self.why_eager = other.why_eager
 
     def as_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
-        times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))
+        times = (f"{part}_ms" for part in (*VERBS, *GRAPHS, "host", "prefill"))
         return super().as_dict() | {
             "engine_steps": self.engine_steps,
             "sizes": dict(sorted(self.sizes.items())),
@@ -213,5 +221,8 @@ class Stats(RequestStats):
             "predicted_ms": self.predicted_ms,
             "measured_ms": self.measured_ms,
             "why_plain": self.why_plain,
+            "captures": self.captures,
+            "replays": self.replays,
+            "why_eager": self.why_eager,
             **{name: getattr(self, name) for name in times},
         }

@@ -256,14 +256,35 @@ def test_readmes_tables_come_from_a_days_files_and_no_rehearsals(rehearsal, tmp_
 def test_targets_are_those_of_the_page():
     page = (ROOT / "docs" / "kernels.md").read_text()
     lines = re.findall(
-        r"^\| (\d+), (\d+), (\d+)k, bf16 \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|", page, re.M
+        r"^\| (\d+), (\d+), (\d+)k, bf16 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", page, re.M
     )
     vocabularies = {"32": 32_000, "152": 151_936, "256": 256_000}
-    told = {
-        f"B={batch} gamma={gamma} V={vocabularies[vocab]} bf16": (float(accept), float(good))
-        for batch, gamma, vocab, accept, good in lines
-    }
+    told, floors = {}, {}
+    for batch, gamma, vocab, floor, accept, good in lines:
+        key = f"B={batch} gamma={gamma} V={vocabularies[vocab]} bf16"
+        told[key], floors[key] = (float(accept), float(good)), float(floor)
+        read = int(batch) * (int(gamma) + 1) * vocabularies[vocab] * 2
+        assert floors[key] == pytest.approx(read / 4.3e12 * 1e6, rel=0.05)
     assert told == summary.TARGETS
+    assert floors == summary.FLOORS
+
+
+def test_a_slower_card_has_more_time_for_reading_and_no_more_for_the_rest(tmp_path):
+    record = Record(tmp_path / "verification.json", ["x"])
+    rows = [{"row": "one kernel, LSE kept", "median_us": 54.0, "floor_us": 38.7}]
+    key = "B=64 gamma=5 V=151936 bf16"
+    record.items[key] = {"state": DONE, "attempts": 1, "result": {"rows": rows}}
+    assert "target 54.7 / 49.7 us: accept" in summary.text({"verification": record})
+
+
+def test_the_files_with_marked_tests_are_found_without_importing_others():
+    from gpu_stages import correctness
+
+    files = correctness.marked()
+    assert {"tests/models/test_families.py", "tests/integrations/test_generate.py"} <= set(files)
+    assert not {correctness.FILE, correctness.ENGINE} & set(files)
+    for name in files:
+        assert re.search(r"^@pytest\.mark\.gpu", (ROOT / name).read_text(), re.M), name
 
 
 def test_every_test_of_a_kernel_on_a_device_is_in_one_group():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from outrider.cli.options import Setup
+from outrider.cli import batch
 
 
 def row(custom_id, **body):
@@ -22,7 +22,9 @@ def source(tmp_path):
 
 def test_a_file_is_answered_and_goes_on(shipped, source, outrider, monkeypatch):
     loaded = []
-    monkeypatch.setattr(Setup, "load", lambda setup, dtype: loaded.append(dtype) or shipped)
+    monkeypatch.setattr(
+        batch, "load_speculator", lambda setup, dtype: loaded.append(dtype) or shipped
+    )
     out = source.with_name("out.jsonl")
     command = ("batch", source, out, "--max-num-seqs", 2, "--max-model-len", 128)
     code, said, told = outrider(*command)
@@ -42,7 +44,7 @@ def test_a_file_is_answered_and_goes_on(shipped, source, outrider, monkeypatch):
 
 
 def test_what_cannot_be_done_is_said_before_a_model_is_loaded(source, outrider, monkeypatch):
-    monkeypatch.setattr(Setup, "load", None)
+    monkeypatch.setattr(batch, "load_speculator", None)
     out = source.with_name("out.jsonl")
     for command, part in [
         (("batch", source.with_name("none"), out), "no file of requests"),

@@ -6,7 +6,7 @@ from recorder import HostRead, Recorder
 
 from outrider import Engine, StopConditions, ops, verifiers
 from outrider.engine import engine_run as running
-from outrider.engine import step
+from outrider.engine import graphs, step
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.graphs import CudaCapture, Graphed, spec_decode_step
 from outrider.engine.outputs import InFlightOutput
@@ -54,6 +54,8 @@ def test_texts_and_counts_are_the_same_while_rows_leave(name):
     assert graphed.capture.records >= 2  # anew when a row has left
     assert graphed.capture.replays > graphed.capture.records
     assert again.stats.engine_steps == graphed.capture.replays + graphed.capture.warmed
+    assert again.stats.captures == graphed.capture.records
+    assert again.stats.captures + again.stats.replays == graphed.capture.replays
 
 
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.0, 1.0, 0.5)])
@@ -66,7 +68,8 @@ def test_greedy_and_mixed_rows(name, temperatures):
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-def test_a_wider_cache_is_captured_anew(name):
+def test_a_wider_cache_is_captured_anew(name, monkeypatch):
+    monkeypatch.setattr(graphs, "ROOM", 128)
     prompt = list(range(1, 32)) * 3  # 93 tokens: 128 slots are seen, then 256
     eager, graphed = engines(name, context=512)
     want, _ = decode(eager, [prompt], SEEDED[0], StopConditions(60))
@@ -153,9 +156,80 @@ def test_rows_that_want_less_in_some_steps(name):
 @pytest.mark.parametrize("name", ON_HOST)
 def test_a_drafter_that_reads_the_host_cannot_be_captured(name):
     """They do on a CPU, where there is nothing to wait for."""
-    _, graphed = engines(name)
-    with pytest.raises(HostRead):
-        decode(graphed, PROMPTS[:2], SEEDED[:2])
+    eager, graphed = engines(name)
+    want, _ = decode(eager, PROMPTS[:2], SEEDED[:2])
+    got, run = decode(graphed, PROMPTS[:2], SEEDED[:2])
+    assert got == want
+    assert HostRead.__name__ in run.stats.why_eager
+
+
+class ReadsInTheMiddle(Recorder):
+    """A device on which the operator that stands for a host read comes late in a step."""
+
+    def record(self, run):
+        def until(*_):
+            run()
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        return super().record(until)
+
+
+def test_a_step_that_cannot_be_captured_goes_on_without(caplog):
+    eager, graphed = engines("tree")
+    graphed.capture = capture = ReadsInTheMiddle()
+    want, _ = decode(eager, PROMPTS[:3], SEEDED, ENDS)
+    got, run = decode(graphed, PROMPTS[:3], SEEDED, ENDS)
+    assert got == want
+    assert decode(graphed, PROMPTS[:3], SEEDED, ENDS)[0] == want
+    assert capture.records == 1
+    assert (run.stats.captures, run.stats.replays) == (0, 0)
+    assert "not permitted when stream is capturing" in run.stats.why_eager
+    assert [r.levelname for r in caplog.records if "CUDA graphs" in r.message] == ["WARNING"]
+
+
+def test_rows_that_need_python_step_without_graphs():
+    """By "auto"; the rows beside and behind them are captured."""
+    seen = []
+
+    def noted(ids, scores):
+        seen.append(ids)
+        return scores
+
+    settings = [SamplingParams(1.0, seed=5, processors=(noted,)), *SEEDED[1:]]
+    eager, graphed = engines("chain")
+    want, _ = decode(eager, PROMPTS[:3], settings, ENDS)
+    seen.clear()
+    got, run = decode(graphed, PROMPTS[:3], settings, ENDS)
+    assert got == want
+    assert seen
+    assert run.stats.replays
+    assert run.stats.captures + run.stats.replays < run.stats.engine_steps
+
+
+def test_who_observes_may_keep_what_it_is_shown():
+    kept = []
+    _, graphed = engines("chain")
+    run = graphed.run(
+        PROMPTS[:2], SEEDED[:2], StopConditions(12), observe=lambda draft, *more: kept.append(draft)
+    )
+    for _ in run:
+        pass
+    assert not run.stats.replays
+    assert len({draft.tokens_BN.data_ptr() for draft in kept}) == len(kept)
+
+
+def test_graphs_that_were_dropped_early_are_captured_later():
+    """Rows that come and go in every few steps cost no more than a few captures."""
+    eager, graphed = engines("chain", context=512)
+    ends = [StopConditions(4 + 3 * i) for i in range(12)]
+    prompts, seeds = (PROMPTS * 3)[:12], [SamplingParams(1.0, seed=i) for i in range(12)]
+    want, _ = decode(eager, prompts, seeds, ends)
+    got, run = decode(graphed, prompts, seeds, ends)
+    assert got == want
+    assert 1 <= run.stats.captures <= 4
+    _, again = decode(graphed, prompts[:1], seeds[:1], StopConditions(60))
+    assert again.stats.captures == 1
+    assert again.stats.replays > again.stats.engine_steps / 2
 
 
 def test_refusals():
@@ -164,7 +238,10 @@ def test_refusals():
         Engine(target, DRAFTERS["chain"](small), graphs=True)
     with pytest.raises(ConfigurationError, match="CUDA device"):
         CudaCapture(torch.device("cpu"))
+    with pytest.raises(ConfigurationError, match=r"graphs.*True, False or 'auto'.*got 'on'"):
+        Engine(target, DRAFTERS["chain"](small), graphs="on")
     _, graphed = engines("chain")
+    graphed.graphs = True
     with pytest.raises(ConfigurationError, match="1 processors of request 0"):
         decode(graphed, PROMPTS[:1], SamplingParams(1.0, processors=(lambda ids, scores: scores,)))
 
@@ -185,3 +262,37 @@ def test_rows_may_have_ended_whenever_a_step_is_replayed():
     batch = batch._replace(reason_B=torch.tensor([LENGTH, RUNNING]))
     accepted = graphed(batch, drafter.shapes[0]).verdict.count_B.tolist()
     assert accepted == [0, drafter.shapes[0].max_depth]
+
+
+class OnACard:
+    """What a target on a device says of itself."""
+
+    device = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_who_reads_the_host_in_every_step_says_so(name):
+    """Before any prompt is read; the others may be captured."""
+    target, small = pair(runner="transformers")
+    drafter = DRAFTERS[name](small)
+    why = graphs.refusal(OnACard(), drafter)
+    if name in TRANSLATED or name.startswith(("recall", "either")):
+        assert f"drafter {drafter.name!r} reads values on the host" in why
+    else:
+        assert why is None
+    assert "got a target on cpu" in graphs.refusal(target, drafter)
+
+
+def test_several_processes_make_no_graph():
+    class Split(OnACard):
+        capturable = False
+
+    assert "several processes" in graphs.refusal(Split(), DRAFTERS["root"](None))
+
+
+def test_nothing_is_captured_on_a_cpu_and_statistics_say_so():
+    target, small = pair()
+    engine = Engine(target, DRAFTERS["chain"](small))
+    _, run = decode(engine, PROMPTS[:1], SEEDED[:1], StopConditions(4))
+    assert "got a target on cpu" in run.stats.as_dict()["why_eager"]
+    assert Engine(target, DRAFTERS["chain"](small), graphs=False).eager == "graphs=False"

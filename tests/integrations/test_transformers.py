@@ -19,7 +19,7 @@ from transformers.generation import utils
 from outrider.errors import BackendUnavailable
 from outrider.integrations import transformers as fast
 
-ORIGINAL = utils._speculative_sampling
+FUNCTION, ORIGINAL = utils._speculative_sampling, fast.theirs()
 VOCAB = 48
 
 
@@ -85,7 +85,7 @@ def test_assisted_generation_calls_the_replacement(name):
     assert calls.count > 0
     assert 0 <= calls.accepted <= calls.drafted
     assert text.shape[1] > 10
-    assert utils._speculative_sampling is ORIGINAL
+    assert utils._speculative_sampling is FUNCTION
 
 
 def test_patch_and_unpatch_nest():
@@ -96,7 +96,7 @@ def test_patch_and_unpatch_nest():
     assert utils._speculative_sampling is fast.speculative_sampling
     fast.unpatch()
     fast.unpatch()
-    assert utils._speculative_sampling is ORIGINAL
+    assert utils._speculative_sampling is FUNCTION
 
 
 def _inputs(seed, gamma=4, vocab=VOCAB, spread=0.7, dtype=torch.float32):
@@ -179,6 +179,38 @@ def test_an_unknown_version_is_refused(monkeypatch, function):
         fast.patch()
 
 
+def earlier(
+    candidate_input_ids, candidate_logits, candidate_length, new_logits, is_done_candidate,
+    assistant_ensemble_weight=None,
+):  # fmt: skip
+    """The signature of transformers 5.17, where the text may end with the drafted tokens."""
+    four = candidate_input_ids, candidate_logits, candidate_length, new_logits
+    valid, n = ORIGINAL(*four, assistant_ensemble_weight=assistant_ensemble_weight)
+    all_of_them = is_done_candidate and n == candidate_length
+    return (valid[:, :-1], n - 1) if all_of_them else (valid, n)
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_a_version_that_tells_of_a_draft_s_end(monkeypatch, done, weight):
+    """It passes that by position, and wants no token behind a draft that is accepted in full."""
+    monkeypatch.setattr(utils, fast.NAME, earlier)
+    assert fast.theirs()(*_inputs(0))[0].shape[1] >= 1
+    ends = set()
+    with fast.patched():
+        for seed in range(60):
+            inputs = _inputs(seed, 2, spread=0.2)
+            torch.manual_seed(seed)
+            theirs, n = earlier(*inputs, done, assistant_ensemble_weight=weight)
+            torch.manual_seed(seed)
+            ours, m = utils._speculative_sampling(*inputs, done, assistant_ensemble_weight=weight)
+            assert int(n) == int(m)
+            assert ours.shape == theirs.shape
+            assert torch.equal(ours[:, :n], theirs[:, :n])
+            ends.add((int(n), ours.shape[1]))
+    assert ((1, 2) if done else (2, 3)) in ends
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_device_path_accepts_the_same_prefix_in_the_interpreter(seed):
     """What runs on CUDA, without CUDA: kernels in Triton's interpreter."""
@@ -214,7 +246,7 @@ def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
         counts.append(int(n))
         return ours, m
 
-    monkeypatch.setattr(utils, fast.NAME, lambda *a, assistant_ensemble_weight=None: both(*a))
+    monkeypatch.setattr(utils, fast.NAME, lambda *a, **more: both(*a))
     text = generate(shipped_pair(1), 0, 30, 5, seed=4, heuristic=True)
     assert len(text) == 30
     assert len(counts) > 3
@@ -228,7 +260,7 @@ def _recorded(prompts, tokens):
 
     steps = []
 
-    def keep(ids, draft, length, target, weight=None):
+    def keep(ids, draft, length, target, assistant_ensemble_weight=None):
         steps.append((draft.clone(), target.clone()))
         return fast.speculative_sampling(ids, draft, length, target)
 

@@ -129,11 +129,38 @@ def test_the_function_is_put_back_after_an_error():
 
     before = utils._speculative_sampling
     try:
-        with wagner.measured(lambda *a: 1 / 0, wagner.WagnerCalls()):
+        with wagner.measured(lambda *a, **named: 1 / 0, wagner.WagnerCalls()):
             utils._speculative_sampling(None, None, 1, torch.zeros(1))
     except ZeroDivisionError:
         pass
     assert utils._speculative_sampling is before
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_version_that_tells_of_a_draft_s_end(monkeypatch, done):
+    """Its fifth argument is no weight: the methods are asked for the law they stand for."""
+    from transformers.generation import utils
+
+    def earlier(
+        candidate_input_ids, candidate_logits, candidate_length, new_logits, is_done_candidate,
+        assistant_ensemble_weight=None,
+    ):  # fmt: skip
+        raise AssertionError
+
+    def verify(ids, draft, length, target, assistant_ensemble_weight):
+        assert assistant_ensemble_weight is None
+        return torch.ones(1, length + 1, dtype=torch.int64), torch.tensor(length)
+
+    monkeypatch.setattr(utils, "_speculative_sampling", earlier)
+    calls = wagner.WagnerCalls()
+    with wagner.measured(verify, calls):
+        draft, target = torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)
+        valid, n = utils._speculative_sampling(
+            torch.zeros(1, 2, dtype=torch.int64), draft, 2, target, done,
+            assistant_ensemble_weight=None,
+        )  # fmt: skip
+    assert (valid.shape[1], int(n)) == ((2, 1) if done else (3, 2))
+    assert calls.accepted == [int(n)]
 
 
 def test_a_draft_of_some_of_the_targets_layers():

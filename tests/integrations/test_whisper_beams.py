@@ -6,7 +6,7 @@ import transformers
 from spoken_whisper import features, perturbed, whisper
 from test_generate_whisper import LONG, SHORT, THRESHOLDS, WAYS, both, same
 
-from outrider.integrations import kept_beams
+from outrider.integrations import beam_generate
 from outrider.integrations.generate import SpeculativeGenerate
 
 BEAMS = {"num_beams": 4}
@@ -100,8 +100,10 @@ def test_silence_of_an_english_model_is_told_for_every_beam():
 
 def test_attention_in_another_beams_row_gives_other_times(monkeypatch):
     model = whisper(attention="eager")
-    right = kept_beams.spread
-    monkeypatch.setattr(kept_beams, "spread", lambda a, at, rows: right(a, at * 0, rows))
+    right = beam_generate.spread_attention
+    monkeypatch.setattr(
+        beam_generate, "spread_attention", lambda a, at, rows: right(a, at * 0, rows)
+    )
     plain, wrong, _ = both(model, with_beams("words", 1), drafter="root")
     same(texts(wrong), texts(plain))
     with pytest.raises(AssertionError):

@@ -100,3 +100,12 @@ def test_every_drafter_tells_it_what_it_reads():
     model = driven()
     for drafter in (DraftModel(model), Beam(model), DynamicTree(model)):
         assert drafter.taps == (0, 1, -1)
+
+
+def test_its_frequencies_go_along_to_another_device_and_stay_precise():
+    """Else each step copies them there, and cannot be captured as a CUDA graph."""
+    head = eagle3().to("meta", torch.bfloat16)
+    assert head.dtype == torch.bfloat16
+    frequencies = dict(head.rotary.named_buffers())
+    assert frequencies
+    assert {(x.device.type, x.dtype) for x in frequencies.values()} == {("meta", torch.float32)}

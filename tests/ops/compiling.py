@@ -32,6 +32,7 @@ from outrider.ops.triton.floors import (
     floor_mass,
     floor_top,
 )
+from outrider.ops.triton.launch import LOOPS
 from outrider.ops.triton.law_slices import Side, Slices, row_stats
 from outrider.ops.triton.match import Winners, match_race, match_walk
 from outrider.ops.triton.residual_race import Race, Stand, following
@@ -121,6 +122,8 @@ def usage(name, dtype, capability, warps, constants):
         )
     text = report.stdout + report.stderr
     found = {key: int(re.search(rf"{key}:(\d+)", text)[1]) for key in ("REG", "STACK", "LOCAL")}
+    fixed = [one.name for one in kernel.params if one.name in LOOPS and not one.do_not_specialize]
+    found["fixed"] = [name for name in fixed if name not in constants]
     found["vectors"] = len(re.findall(r"ld\.global\S*\.v[248]", compiled.asm["ptx"]))
     return found
 

@@ -23,6 +23,6 @@ def kernels():
         pytest.skip(reason)
     from outrider.ops.triton import BACKEND, launch
 
-    launch._forced.append(32)
+    launch._forced.append((32, 4))
     yield BACKEND
     launch._forced.pop()

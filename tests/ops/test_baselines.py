@@ -46,7 +46,7 @@ def test_returns_what_transformers_expects(paper):
 
 
 def test_exact_accepts_as_transformers_does():
-    from transformers.generation.utils import _speculative_sampling
+    from outrider.integrations.transformers import theirs
 
     draft, target = _logits(gamma=4)
     ids = torch.multinomial(draft[0].softmax(-1), 1).T
@@ -54,7 +54,7 @@ def test_exact_accepts_as_transformers_does():
         torch.manual_seed(seed)
         _, n = PAPER_EXACT(ids, draft, 4, target)
         torch.manual_seed(seed)
-        _, m = _speculative_sampling(ids, draft, 4, target)
+        _, m = theirs()(ids, draft, 4, target)
         assert int(n) == int(m)
 
 

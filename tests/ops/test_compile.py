@@ -114,6 +114,7 @@ def _check(cases):
         assert used["LOCAL"] == 0, (case, used)
         assert used["STACK"] == 0, (case, used)  # where ptxas puts spilled registers
         assert used["REG"] <= 168, (case, used)
+        assert not used["fixed"], (case, used)  # a bound of 1 would make the loop a dead one
         if case[0] in ("row_stats", "chain_decide", "chain_one"):
             assert used["vectors"] >= 2, (case, used)  # the streaming pass loads 16 bytes a time
 

@@ -133,7 +133,7 @@ def test_block_sizes_change_nothing(kernels):
     logits = _logits(settings, 100, torch.float32, "plain")
     found = []
     for size in (32, 128):
-        launch._forced.append(size)
+        launch._forced.append((size, 4))
         with ops.use("triton"):
             found.append(floors(logits, rows(settings)))
         launch._forced.pop()

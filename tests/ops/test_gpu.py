@@ -140,15 +140,15 @@ def test_graph_replay_of_the_draft_sampler():
             ops.sample(laws, keys)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            tokens, lse = ops.sample(laws, keys)
+            tokens, kept = ops.sample(laws, keys)
         for step in range(50):
             keys.add_(977)
             logits.copy_(torch.randn_like(logits))
             graph.replay()
             torch.cuda.synchronize()
-            again, sums = ops.sample(laws, keys)
+            again, fresh = ops.sample(laws, keys)
             assert torch.equal(tokens, again), step
-            assert torch.equal(lse, sums), step
+            assert torch.equal(kept.lse_BR, fresh.lse_BR), step
 
 
 def test_sampler_follows_its_law_over_ten_million_draws():
@@ -224,7 +224,7 @@ def test_batch_order_and_slices_change_nothing(op):
     draft, scores, draws = _cuda(case)
     once = _judge(op, draft, scores, draws)
     for size in sizes((1024, 2048, 4096), (16,)):
-        launch._forced.append(size)
+        launch._forced.append((size, 4))
         same(_judge(op, draft, scores, draws), once)
         launch._forced.pop()
     order = torch.tensor([2, 0, 3, 1], device=DEVICE)
@@ -265,16 +265,14 @@ def test_no_operation_reads_the_host():
 
 
 def test_drop_in_on_a_device():
-    from transformers.generation.utils import _speculative_sampling
-
-    from outrider.integrations.transformers import speculative_sampling
+    from outrider.integrations.transformers import speculative_sampling, theirs
 
     for seed in range(sizes(50, 2)):
         case = Case(counts=(1,) * 4, vocab=sizes(32_000, 40), batch=1, seed=seed)
         draft, scores, _ = _cuda(case)
         inputs = (draft.tokens_BN, draft.laws.logits_BRV[:, :4], 4, scores.laws.logits_BRV)
         torch.manual_seed(seed)
-        _, n = _speculative_sampling(*inputs)
+        _, n = theirs()(*inputs)
         torch.manual_seed(seed)
         _, m = speculative_sampling(*inputs)
         assert int(n) == int(m)

@@ -170,7 +170,7 @@ def test_slices_and_batch_order_change_nothing(kernels, op):
 
     draft, scores, draws = build(Case(vocab=97, batch=2))
     once = kernels.ops[f"judge:{op}"](draft, scores, draws)
-    launch._forced.append(128)
+    launch._forced.append((128, 4))
     same(kernels.ops[f"judge:{op}"](draft, scores, draws), once)
     launch._forced.pop()
     order = torch.tensor([1, 0])

@@ -12,6 +12,7 @@ import outrider
 from outrider import AudioError, ConfigurationError, DraftModel, PromptLookup
 from outrider.drafters import ReferenceLookup, SampledTree
 from outrider.models import TreeDecoder
+from outrider.models.cpu_kernels import build, int16_attention
 from outrider.speech.window_decoder import WindowDecoder
 
 GREEDY = {"temperature": 0, "language": "en", "max_new_tokens": 12}
@@ -50,6 +51,21 @@ def test_every_drafter_writes_the_plain_text(tiny):
         mine = tiny.using(drafter).transcribe(samples, **GREEDY)
         assert outline(mine) == outline(plain)
     assert outline(tiny.transcribe(whispers.sound(5, 1), **GREEDY)) != outline(plain)
+
+
+@pytest.mark.skipif(build.unbuilt() is not None, reason=str(build.unbuilt()))
+def test_in_8_bits_the_encoder_rounds_and_a_draft_changes_no_text():
+    sounds = [whispers.sound(seconds, seed) for seed, seconds in enumerate((1.5, 3.4))]
+    plain = whispers.loaded(dtype="int8")
+    expected = [outline(one) for one in plain.transcribe(sounds, **GREEDY)]
+    more = {"num_speculative_tokens": 3, "planner": "fixed"}
+    drafted = whispers.loaded(dtype="int8", drafter=None, draft_layers=(0,), **more)
+    found = drafted.transcribe(sounds, **GREEDY)
+    assert [outline(one) for one in found] == expected
+    assert sum(one.stats.decoded.drafted for one in found) > 0
+    encoder = plain.engine.target.runner.reader._encoder
+    assert encoder._in_int16 == (int16_attention.unfit(16) is None)
+    assert not whispers.loaded(dtype="int4").engine.target.runner.reader._encoder._in_int16
 
 
 def test_a_reference_is_copied_window_by_window(tiny):

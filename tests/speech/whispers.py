@@ -124,8 +124,7 @@ def loaded(**changes):
     return outrider.load(
         model,
         tokenizer=tokenizer(english, timed),
-        dtype="float32",
         threads=1,
         pack_weights=False,
-        **{"drafter": "root"} | changes,
+        **{"dtype": "float32", "drafter": "root"} | changes,
     )

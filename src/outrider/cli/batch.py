@@ -11,9 +11,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.cli.console import EXIT_SOME, err
-from outrider.cli.options import Dtype, Setup, with_setup
+from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
+from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @with_setup
 def batch(
-    setup: Setup,
+    setup: LoadConfig,
     requests: Annotated[Path, typer.Argument(help="A file of requests, one JSON object a line.")],
     answers: Annotated[Path, typer.Argument(help="The file of their answers; goes on if there.")],
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests decoded side by side.")] = 16,
@@ -71,8 +72,8 @@ def batch(
         left = (one for one in batch_file.requests(requests) if one.name not in file.names)
         written: Generator[Row] = (row for row in list["Row"]())
         if len(file.names) < len(names):
-            name = served_model_name or named(setup.target)
-            speculator = partial(setup.load, dtype)
+            name = served_model_name or named(target_name(setup))
+            speculator = partial(load_speculator, setup, dtype)
             if workers is None:
                 written = offline.answers(speculator(), name, max_num_seqs, max_model_len, left)
             else:

@@ -14,6 +14,7 @@ from outrider.cli.console import out
 from outrider.drafters import DRAFTERS, get
 from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
+from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from outrider.certify import CertifyReport
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @options.with_setup
 def command(
     *,
-    setup: options.Setup,
+    setup: LoadConfig,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -76,11 +77,11 @@ def command(
 
     power = Power(tokens, samples, equality, level, effect=effect, seed=seed, rows=rows)
     sampling = SamplingParams(temperature, top_k, top_p, min_p)
-    if every is not None and setup.choices():
+    if every is not None and options.choices(setup):
         raise ConfigurationError(
             "--matrix certifies every drafter with every rule; got "
-            f"{', '.join(setup.choices())} as well; leave them out, or leave --matrix out to "
-            "certify one pair"
+            f"{', '.join(options.choices(setup))} as well; leave them out, or leave --matrix out "
+            "to certify one pair"
         )
     if only is not None and every is None:
         raise ConfigurationError(
@@ -88,7 +89,7 @@ def command(
         )
     for name in (names := only.split(",") if only is not None else list(DRAFTERS)):
         get(name)  # or UnknownName
-    speculator = setup.load(dtype)
+    speculator = options.load_speculator(setup, dtype)
     decoded = certify_inputs.read(speculator, prompts, sources)
     sampling = ruled(sampling, speculator.rules)
     if every is not None:

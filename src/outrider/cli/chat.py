@@ -12,13 +12,15 @@ from outrider.cli.console import fail, out
 from outrider.cli.options import (
     Dtype,
     MinPGiven,
-    Setup,
     TemperatureGiven,
     TopKGiven,
     TopPGiven,
+    load_speculator,
+    target_name,
     with_setup,
 )
 from outrider.errors import ConfigurationError, OutriderError
+from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from outrider.sampling.sampling_params import SamplingParams
@@ -170,7 +172,7 @@ def listen(prompt: str) -> str:
 
 @with_setup
 def chat(
-    setup: Setup,
+    setup: LoadConfig,
     system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
     trace: Annotated[
         bool, typer.Option("--trace", help="Colours: drafted and kept, or the target's own.")
@@ -198,9 +200,9 @@ def chat(
     }
     given = {name: value for name, value in every.items() if value is not None}
     SamplingParams(**given)  # type: ignore[arg-type]  # before a model is read
-    speculator = setup.load(dtype)
+    speculator = load_speculator(setup, dtype)
     sampling, _ = speculator.defaults.over(given, {"temperature": 0.7})
-    refuse_untemplated(speculator, setup.target, "use `outrider generate`")
+    refuse_untemplated(speculator, target_name(setup), "use `outrider generate`")
     talk = Talk(speculator, sampling, max_new_tokens, trace)
     talk.system = system
     asks = "> " if sys.stdin.isatty() else ""

@@ -37,13 +37,13 @@ def demo(
     """Complete three held-out Python prompts, then compare with plain decoding."""
     from outrider.loading import load
 
+    target, draft = (f"{parameters(which) / 1e6:.1f} M" for which in ("target", "draft"))
     out.print(
         "Loading the shipped pair (the first run measures this machine for a few seconds) ..."
     )
     with working(LOADING):
         pair = load(num_speculative_tokens=num_speculative_tokens)
     notes = pair.notes
-    target, draft = (f"{parameters(which) / 1e6:.1f} M" for which in ("target", "draft"))
     out.print(
         f"target {target} parameters, draft {draft}; {notes.dtype}, {notes.threads} thread(s), "
         f"packed weights: {'yes' if notes.packed else 'no'}\n"

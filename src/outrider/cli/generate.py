@@ -17,6 +17,7 @@ from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
 from outrider.lab.terminal import put
+from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from outrider.engine.beam_search import Beams
@@ -40,7 +41,7 @@ def generate(
     chat: options.AsChat = False,
     system: options.System = None,
     *,
-    setup: options.Setup,
+    setup: LoadConfig,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")
     ] = 128,
@@ -82,7 +83,7 @@ def generate(
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
     from outrider.lab.timeline import draw, lines
-    from outrider.loading import seen
+    from outrider.resolve_config import seen
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.speculator import Speculator
     from outrider.text.stop import Stop
@@ -111,13 +112,13 @@ def generate(
     _said(chat, system, source)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
-    speculator = (setup if reference is None else _copying(setup)).load(dtype)
+    speculator = options.load_speculator(setup if reference is None else _copying(setup), dtype)
     how, rules = speculator.defaults.over(said, {"temperature": 0.0}, beams is None)
     asked = _asked(*given)
     if speculator.opening is None:
         asked["rules"] = rules
     if chat:
-        refuse_untemplated(speculator, setup.target, "leave --chat out")
+        refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
         asked["prompts"] = conversation(str(asked["prompts"]), system)
     how_made = _how_made(speculator, greedy=how.temperature == 0)
     if verbose:
@@ -223,7 +224,7 @@ def _unanswered(speculator: "Speculator", result: "Generation", chat: bool) -> N
         )
 
 
-def _copying(setup: options.Setup) -> options.Setup:
+def _copying(setup: LoadConfig) -> LoadConfig:
     """What copies from the reference; refuses what was named and does not, before it is loaded."""
     from outrider.drafters import ReferenceLookup, Root
 

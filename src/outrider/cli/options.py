@@ -1,19 +1,21 @@
 """Options that several commands share, and the speculator that they ask for."""
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
 from outrider import arguments, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.drafters import DRAFTERS
+from outrider.lab.gathered import Command, gathered
 from outrider.lab.gathered import Target as Target
 from outrider.lab.gathered import Threads as Threads
-from outrider.lab.gathered import gathered
+from outrider.load_config import RUNTIME, LoadConfig
 
 if TYPE_CHECKING:
     from outrider.text.speculator import Speculator
@@ -104,12 +106,15 @@ Rule = Annotated[
 DrafterOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME=VALUE", help="An option that one drafter has for itself; may be repeated."
+        "--drafter-option",
+        metavar="NAME=VALUE",
+        help="An option that one drafter has for itself; may be repeated.",
     ),
 ]
 RuleOption = Annotated[
     list[str] | None,
     typer.Option(
+        "--rule-option",
         metavar="NAME=VALUE",
         help="An option of the rule, e.g. lenience=0.3 of lenience; may be repeated.",
     ),
@@ -230,89 +235,105 @@ Verbose = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Models, drafter and rule as they were typed."""
-
-    target: Target = None
-    draft: Draft = None
-    draft_layers: DraftLayers = None
-    drafter: DrafterName = None
-    num_speculative_tokens: Gamma = None
-    branching: Branching = None
-    width: Width = None
-    total_tokens: TotalTokens = None
-    tree_acceptance: Acceptance = None
-    ngram: Ngram = None
-    table: Table = None
-    drafter_option: DrafterOption = None
-    rule: Rule = None
-    rule_option: RuleOption = None
-    shared_noise: Coupled = False
-    planner: Planned = None
-    step_costs: CostsFile = None
-    draft_dtype: DraftDtype = None
-    device: Device = None
-    threads: Threads = None
-    tensor_parallel: TensorParallel = None
-    trust_remote_code: TrustRemoteCode = False
-    generation_config: GenerationConfig = "auto"
-
-    def choices(self) -> list[str]:
-        """Names of options that choose a drafter or a rule."""
-        models = [
-            "target",
-            "draft",
-            "draft_layers",
-            "draft_dtype",
-            "step_costs",
-            "device",
-            "threads",
-        ]
-        models += ["tensor_parallel", "trust_remote_code", "generation_config"]
-        return [
-            f"--{name.replace('_', '-')}"
-            for name, value in vars(self).items()
-            if value not in (None, []) and value is not False and name not in models
-        ]
-
-    def load(self, dtype: str) -> "Speculator":
-        """`outrider.load` with all of these."""
-        from outrider.loading import load
-
-        with working(LOADING):
-            return load(
-                self.target,
-                self.draft,
-                drafter=self.drafter,
-                num_speculative_tokens=self.num_speculative_tokens,
-                branching=parse_branching(self.branching),
-                width=self.width,
-                total_tokens=self.total_tokens,
-                tree_acceptance=numbers(
-                    "--tree-acceptance", self.tree_acceptance, float, "0.6,0.15,0.05"
-                ),
-                ngram=numbers("--ngram", self.ngram, int, "1,4"),
-                table=self.table,
-                shared_noise=self.shared_noise,
-                drafter_options=_by_name("--drafter-option", self.drafter_option, "count=3"),
-                draft_layers=numbers("--draft-layers", self.draft_layers, int, "0,5"),
-                planner=self.planner,
-                step_costs=self.step_costs,
-                rule=self.rule,
-                rule_options=_by_name("--rule-option", self.rule_option, "lenience=0.3"),
-                dtype=dtype,
-                draft_dtype=self.draft_dtype,
-                device=self.device,
-                threads="auto" if self.threads is None else self.threads,
-                tensor_parallel=self.tensor_parallel,
-                trust_remote_code=self.trust_remote_code,
-                generation_config=self.generation_config,
-            )
+#: How each field of `LoadConfig` is typed.
+TYPED: dict[str, Any] = {
+    "target": Target,
+    "draft": Draft,
+    "draft_layers": DraftLayers,
+    "drafter": DrafterName,
+    "num_speculative_tokens": Gamma,
+    "branching": Branching,
+    "width": Width,
+    "total_tokens": TotalTokens,
+    "tree_acceptance": Acceptance,
+    "ngram": Ngram,
+    "table": Table,
+    "drafter_options": DrafterOption,
+    "rule": Rule,
+    "rule_options": RuleOption,
+    "shared_noise": Coupled,
+    "planner": Planned,
+    "step_costs": CostsFile,
+    "draft_dtype": DraftDtype,
+    "device": Device,
+    "threads": Threads,
+    "tensor_parallel": TensorParallel,
+    "trust_remote_code": TrustRemoteCode,
+    "generation_config": GenerationConfig,
+}
+#: Fields that are not among these options, and why.
+NOT_TYPED = {
+    "dtype": "each command has its own --dtype: certify keeps float32, the others what is fastest",
+    "pack_weights": "measured once per machine; set to compare, from Python",
+    "tokenizer": "read beside the model",
+    "draft_tokenizer": "read beside the draft model",
+    "share_encoder": "found out by comparing weights",
+}
 
 
-#: A command whose parameter `setup` is typed as one option per field of `Setup`.
-with_setup = gathered("setup", Setup, "Model and drafting")
+def config_of(typed: Mapping[str, Any]) -> LoadConfig:
+    """What was typed, by the names of fields; None and empty lists are left out."""
+    read: dict[str, Any] = {
+        name: _READ[name](value) if name in _READ else value
+        for name, value in typed.items()
+        if value is not None and value != []
+    }
+    return LoadConfig(**read)
+
+
+def choices(config: LoadConfig) -> list[str]:
+    """Names of options that choose a drafter or a rule."""
+    models = {*RUNTIME, "draft", "draft_layers", "step_costs"}
+    usual = LoadConfig()
+    return [
+        flag(name)
+        for name in TYPED
+        if name not in models and getattr(config, name) != getattr(usual, name)
+    ]
+
+
+def flag(field: str) -> str:
+    """What a field of `LoadConfig` is called in a shell.
+
+    >>> flag("rule_options"), flag("target"), flag("width")
+    ('--rule-option', '--model', '--width')
+    """
+    option = get_args(TYPED[field])[1]
+    said = (option.default, *(option.param_decls or ()))  # typer keeps the first as a default
+    return next((one for one in said if str(one).startswith("--")), f"--{field.replace('_', '-')}")
+
+
+def target_name(config: LoadConfig) -> str | None:
+    """The target as it was typed; None: the shipped one."""
+    return None if config.target is None else str(config.target)
+
+
+def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
+    """`outrider.load` with this dtype, while the terminal says so."""
+    from outrider.loading import load
+
+    with working(LOADING):
+        return load(replace(config, dtype=dtype))
+
+
+def with_setup(command: Command) -> Command:
+    """A command whose parameter `setup` is a `LoadConfig`, typed as one option per field."""
+
+    @functools.wraps(command)
+    def run(setup: Any, **typed: object) -> None:
+        command(setup=config_of(vars(setup)), **typed)
+
+    return gathered("setup", _AsTyped, "Model and drafting")(run)
+
+
+def _default(field: str) -> object:
+    """As `LoadConfig` has it; None where an option may be left out."""
+    able = type(None) in get_args(get_args(TYPED[field])[0])
+    return None if able else getattr(LoadConfig(), field)
+
+
+#: One field per option, as it is typed.
+_AsTyped = make_dataclass("_AsTyped", [(name, TYPED[name], _default(name)) for name in TYPED])
 
 
 def parse_branching(given: str | None) -> tuple[int, ...] | None:
@@ -347,3 +368,14 @@ def _by_name(option: str, given: list[str] | None, example: str) -> dict[str, ob
         except (ValueError, SyntaxError):
             values[name.strip()] = value
     return values or None
+
+
+#: Fields whose options are typed as text.
+_READ: dict[str, Callable[[Any], object]] = {
+    "branching": parse_branching,
+    "tree_acceptance": lambda given: numbers("--tree-acceptance", given, float, "0.6,0.15,0.05"),
+    "ngram": lambda given: numbers("--ngram", given, int, "1,4"),
+    "draft_layers": lambda given: numbers("--draft-layers", given, int, "0,5"),
+    "drafter_options": lambda given: _by_name("--drafter-option", given, "count=3"),
+    "rule_options": lambda given: _by_name("--rule-option", given, "lenience=0.3"),
+}

@@ -101,7 +101,7 @@ def plan(
     outrider plan --model-bytes 14G --kv-bytes 131K --bandwidth 3.35T --flops 600T
     outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --measure --threads 1
     """
-    from outrider.loading import seen
+    from outrider.resolve_config import seen
     from outrider.theory import capacity
     from outrider.theory.capacity import Drafting
 

@@ -18,8 +18,9 @@ import typer
 from outrider import arguments
 from outrider.cli.console import EXIT_ERROR, err, fail
 from outrider.cli.inputs import read_file
-from outrider.cli.options import Dtype, Setup, with_setup
+from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.errors import BackendUnavailable, ConfigurationError
+from outrider.load_config import LoadConfig
 from outrider.models.calibrate import cores
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @with_setup
 def serve(
-    setup: Setup,
+    setup: LoadConfig,
     host: Annotated[
         str, typer.Option(help="Where to listen; all but this machine need a key.")
     ] = "127.0.0.1",
@@ -110,7 +111,7 @@ def serve(
             f"other machines could ask without a key; got --host {host}; give --api-key-file or "
             "OUTRIDER_API_KEY, or say --no-auth"
         )
-    name = named(setup.target) if served_model_name is None else served_model_name
+    name = named(target_name(setup)) if served_model_name is None else served_model_name
     _check(name, cors_origin or (), timeout, metrics_prefix)
     with _extra():
         for package in ("fastapi", "prometheus_client", "uvicorn"):
@@ -136,7 +137,7 @@ def serve(
         tool_call_parser,
         reasoning_parser,
     )
-    _run(partial(setup.load, dtype), name, settings, host, port, processes)
+    _run(partial(load_speculator, setup, dtype), name, settings, host, port, processes)
 
 
 def _hosts(host: str, keys: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:

@@ -53,7 +53,8 @@ def transcribe(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Transcribe recordings with a Whisper model."""
-    from outrider.loading import load, seen
+    from outrider.loading import load
+    from outrider.resolve_config import seen
     from outrider.speech.settings import TranscribeSettings
     from outrider.speech.speech_model import check
 

@@ -30,6 +30,7 @@ from outrider.drafters.tree_drafting import (
     shapes,
 )
 from outrider.errors import ConfigurationError
+from outrider.models.model_wrapper import capturable
 from outrider.models.prefill import width
 from outrider.tree import numbers, parents_of
 from outrider.types import (
@@ -121,6 +122,11 @@ class Smaller:
         """Its cache."""
         return tree_drafting.open_cache(self.model, context, capacity)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether the smaller model is."""
+        return capturable(self.model)
+
     def guess(
         self, memory: Any, context: Context, drawn_B: Tensor, keys: Tensor, count: int
     ) -> Tensor:
@@ -167,6 +173,11 @@ class Cascade(shapes.Chains):
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         arguments.wholes(self, "leave it out for 4", guesses=1)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the draft model is, and what guesses."""
+        return capturable(self.model, self.guesser)
 
     def open(self, context: Context, capacity: int) -> Several:
         """The draft model's cache and the guesser's memory."""

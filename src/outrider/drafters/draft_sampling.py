@@ -97,6 +97,11 @@ class Tempered:
         """The drafter's."""
         return self.drafter.taps
 
+    @property
+    def capturable(self) -> bool:
+        """Whether the drafter is."""
+        return bool(getattr(self.drafter, "capturable", True))
+
     def open(self, context: Context, capacity: int) -> Any:
         """The drafter's memory."""
         return self.drafter.open(context, capacity)

@@ -17,7 +17,7 @@ Which nodes are kept depends on their tokens. No rule for *drawn* children allow
 Cumulative probabilities are the draft's under the row's temperature and filters (at temperature 0:
 those of temperature 1). A coupled draft has seen the noise and knows more than that law: its
 children are the best tokens under the noise, and softmax(1.5 (z / T + noise)) says how sure they
-are. The factor is measured (docs/log.md) and matters for speed alone.
+are. The factor is measured (docs/results/2026-11-21.md) and matters for speed alone.
 """
 
 from dataclasses import dataclass

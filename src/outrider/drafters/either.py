@@ -144,6 +144,7 @@ class Either:
     copies: Recall
     drafted: DraftModel
     name: ClassVar[str] = "either"
+    capturable: ClassVar[bool] = False
 
     @property
     def taps(self) -> tuple[int, ...]:

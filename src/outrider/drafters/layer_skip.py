@@ -21,6 +21,7 @@ from outrider.drafters.tree_drafting import Policy, shapes
 from outrider.errors import ConfigurationError
 from outrider.models.decoder import TreeDecoder
 from outrider.models.early_exit import part
+from outrider.models.model_wrapper import capturable
 from outrider.tree import parents_of
 from outrider.types import Context, Draft, DraftShape, DrawKind, LanguageModel
 
@@ -51,6 +52,11 @@ class LayerSkip(Forgetful):
     def policy(self) -> Policy:
         """As a draft model's."""
         return Coupled() if self.coupled else Drawn()
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the target is."""
+        return capturable(self.model)
 
     @property
     def kinds(self) -> frozenset[DrawKind]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from outrider.drafters import tree_drafting
+from outrider.models.model_wrapper import capturable
 from outrider.row_params import RowTable, seated
 from outrider.types import Cache, Context, Draft, LanguageModel, Scores, Verdict
 
@@ -59,6 +60,11 @@ class OneModel:
     def taps(self) -> tuple[int, ...]:
         """The target's states that the draft model reads."""
         return self.model.taps
+
+    @property
+    def capturable(self) -> bool:
+        """Whether its model is."""
+        return capturable(self.model)
 
     def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache."""

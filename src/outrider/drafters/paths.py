@@ -19,6 +19,7 @@ from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import Several
 from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel, shapes
 from outrider.errors import ConfigurationError
+from outrider.models.model_wrapper import capturable
 from outrider.tree import numbers
 from outrider.types import (
     Context,
@@ -66,6 +67,11 @@ class Paths:
     def taps(self) -> tuple[int, ...]:
         """The target's states that the draft models read, one model after another."""
         return tuple(tap for model in self.models for tap in model.taps)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all its models are."""
+        return capturable(*self.models)
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:

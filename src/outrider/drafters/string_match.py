@@ -34,6 +34,7 @@ class StringMatch(shapes.Chains):
     name: ClassVar[str] = "string_match"
     taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
+    capturable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, TranslatedModel):

@@ -33,6 +33,7 @@ class Translated:
     num_speculative_tokens: int = 4
     coupled: bool = False
     name: ClassVar[str] = "translated"
+    capturable: ClassVar[bool] = False
     taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:

@@ -6,9 +6,10 @@
 `EngineRun` is the loop: propose, score, verify, commit, emit.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ from outrider.engine.graphs import (
     CudaCapture,
     Graphed,
     GraphedStep,
+    refusal,
     spec_decode_step,
 )
 from outrider.engine.logprobs import Logprobs
@@ -52,6 +54,7 @@ from outrider.types import (
 )
 
 T = TypeVar("T")
+_log = logging.getLogger("outrider")
 
 
 class Engine:
@@ -63,7 +66,8 @@ class Engine:
     measures what it lacks of them before a run begins, unless they are given as they are to be;
     what was measured is told to `kept`. With
     `graphs` steps are captured and replayed as CUDA graphs (docs/gpu.md): the same text with less
-    work for the host.
+    work for the host. "auto" does so on a CUDA device where nothing is known against it, and
+    `eager` says why steps are run without; True raises ConfigurationError instead.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Engine:
         rule: str | Verifier | None = None,
         planner: str | Planner[Any] | None = None,
         costs: Costs | None = None,
-        graphs: bool = False,
+        graphs: bool | Literal["auto"] = "auto",
         kept: Callable[[Costs], object] | None = None,
     ) -> None:
         if not hasattr(drafter, "propose") or isinstance(drafter, type):
@@ -100,8 +104,19 @@ class Engine:
         #: What measuring may take: what is left of a load's, or as much as a load has.
         self.budget = budget.unspent()
         self._given = costs is not None and kept is None
-        device = torch.device(target.device)
-        self.capture: Capture | None = CudaCapture(device) if graphs else None
+        if graphs not in (True, False, "auto"):
+            arguments.refuse("graphs", "True, False or 'auto'", graphs, "leave it out")
+        self.graphs = graphs
+        #: Why steps are run without CUDA graphs, "" where they are captured.
+        self.eager = "graphs=False" if not graphs else refusal(target, drafter) or ""
+        if graphs is True and self.eager:
+            raise ConfigurationError(f"{self.eager}; leave graphs out")
+        self.capture: Capture | None = None
+        if not self.eager:
+            self.capture = CudaCapture(torch.device(target.device))
+            _log.info("steps of drafter %r run as CUDA graphs", drafter.name)
+        elif graphs and not on_host:
+            _log.info("steps run without CUDA graphs: %s", self.eager)
 
     def choose_rule(self, greedy: str) -> Verifier:
         """The rule of a run whose rows are greedy: "all", "some" or "none"."""
@@ -123,7 +138,12 @@ class Engine:
         if self.capture is None:
             return None
         work = partial(spec_decode_step, self.target, self.drafter, rule)
-        return Graphed(self.capture, work, self.shapes, self.target)
+        return Graphed(self.capture, work, self.shapes, self.target, self._lose)
+
+    def _lose(self, why: str) -> None:
+        """No step is captured from here on."""
+        self.capture, self.eager = None, why
+        _log.warning("steps go on without CUDA graphs, as they cannot be captured: %s", why)
 
     def priced(self, seats: int) -> Costs | None:
         """The costs of steps of up to so many rows, for a planner that weighs them.
@@ -153,9 +173,8 @@ class Engine:
         costs = self.priced(1) if isinstance(self.planner, Adaptive) else None
         if costs is None:
             return self
-        graphs = self.capture is not None
         return Engine(
-            self.target, self.drafter, self.rule, self.planner, costs.alone(), graphs=graphs
+            self.target, self.drafter, self.rule, self.planner, costs.alone(), graphs=self.graphs
         )
 
     def run(

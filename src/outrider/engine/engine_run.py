@@ -114,7 +114,7 @@ class EngineRun(Iterator[StepOutput]):
         for number, request in enumerate(requests, self._requests.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
-            if self.engine.capture is not None:
+            if self.engine.graphs is True:
                 graphs.check(request.sampling, number)
         settings = logits_processors.validate(
             [request.sampling for request in requests],
@@ -226,6 +226,7 @@ class EngineRun(Iterator[StepOutput]):
         stats = self._requests.stats
         report = self.engine.planner.report(self._plan)
         stats.predicted_ms, stats.why_plain = report
+        stats.why_eager = self.engine.eager
         if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
             stats.clock(self._clock.read())
         return stats
@@ -334,13 +335,25 @@ class EngineRun(Iterator[StepOutput]):
     def _made(self, batch: Batch, shape: DraftShape) -> GraphedStep:
         """What the verbs make: one by one on the clock, or in one piece."""
         engine, clock, rule = self.engine, self._clock, self.rule
-        if engine.capture is None:
+        if engine.capture is None or self._by_hand(batch):
             return spec_decode_step(engine.target, engine.drafter, rule, batch, shape, clock.lap)
         self._graphed = self._graphed or engine.graphed(rule)
         assert self._graphed is not None
-        made = self._graphed(batch, shape)
-        clock.lap("graph")
+        made, stats = self._graphed(batch, shape), self._requests.stats
+        did = self._graphed.did
+        clock.lap("graph" if did == "replayed" else "capture")
+        stats.captures += did == "captured"
+        stats.replays += did == "replayed"
         return made
+
+    def _by_hand(self, batch: Batch) -> bool:
+        """Whether a step needs Python: a row's own processors, an observer who may keep tensors.
+
+        Who asks for graphs by name is told of the one, and knows the other.
+        """
+        shaping = batch.context.sampling.shaping
+        processed = shaping is not None and shaping.processed
+        return self.engine.graphs is not True and (processed or self._observe is not None)
 
     def _bounded(self) -> Batch:
         """The batch with the length that no row exceeds: blocks that are unread count in full.

@@ -1,12 +1,13 @@
 """Requests find a row in the batch, and rows that are over leave it."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from outrider.engine.batch import Batch, Prefill, groups, slab
 from outrider.engine.request import Request
 from outrider.engine.request_state import RequestStatus, RequestTable
-from outrider.engine.slots import SlotTable
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import Drafter, LanguageModel
 
@@ -15,6 +16,39 @@ RESTS = 8  #: tokens that a draft model has not read when it is taken to rest
 
 #: Whether no text of these requests depends on what is drafted, nor on when a draft model reads.
 Free = Callable[[Sequence[Request]], bool]
+
+
+@dataclass
+class SlotTable:
+    """`count` seats, of which the first `len(rows)` are taken, without a hole.
+
+    >>> seats = SlotTable(8, [10, 11, 12, 13])
+    >>> seats.moves([1, 3])
+    ([1], [2])
+    >>> seats.leave([1, 3]); seats.rows
+    [10, 12]
+    """
+
+    count: int
+    rows: list[int] = field(default_factory=list)  #: request of each row of the batch
+    waiting: deque[int] = field(default_factory=deque)  #: requests, first come first served
+
+    def ahead(self) -> list[int]:
+        """Those of the queue for whom there is a seat."""
+        free = self.count - len(self.rows)
+        return [number for number, _ in zip(self.waiting, range(free), strict=False)]
+
+    def moves(self, gone: Sequence[int]) -> tuple[list[int], list[int]]:
+        """If these rows left, in order: (holes, rows from the end that would move there)."""
+        left = len(self.rows) - len(gone)
+        holes = [row for row in gone if row < left]
+        return holes, [row for row in range(left, len(self.rows)) if row not in gone]
+
+    def leave(self, gone: Sequence[int]) -> None:
+        """Free the seats of these rows."""
+        for hole, mover in zip(*self.moves(gone), strict=True):
+            self.rows[hole] = self.rows[mover]
+        del self.rows[len(self.rows) - len(gone) :]
 
 
 class Scheduler:

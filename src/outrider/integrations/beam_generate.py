@@ -13,12 +13,13 @@ from transformers.generation.utils import (
 
 from outrider.engine.beam_search import Beams
 from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.run import Hypothesis
+from outrider.engine.beam_search.step import State
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
-from outrider.integrations import attentions, kept_beams
+from outrider.integrations import attentions
 from outrider.integrations.criteria import Criteria
 from outrider.integrations.generate_call import CallRows, requested
-from outrider.integrations.kept_beams import KeptBeams
 from outrider.integrations.logits_processor_mapping import ids_of
 from outrider.models.config import read
 from outrider.stats import Stats
@@ -123,7 +124,7 @@ def searched(
     stats.steps, stats.new_tokens = found.counts.calls, sum(len(one.token_ids) for one in every)
     if not told:
         return sequences, stats
-    indices = kept_beams.indices(found.hypotheses, beams.num_beams).to(sequences.device)
+    indices = beam_indices(found.hypotheses, beams.num_beams).to(sequences.device)
     parts: dict[str, Any] = {"beam_indices": indices}
     if kept is not None:
         scores = torch.tensor([one.score for one in every], device=sequences.device)
@@ -131,6 +132,56 @@ def searched(
     if attends(config):
         weights = attention(sequences).cross_attentions
         rows_BW = len(requests) * beams.num_beams
-        parts["cross_attentions"] = kept_beams.spread(weights, indices, rows_BW)
+        parts["cross_attentions"] = spread_attention(weights, indices, rows_BW)
     kind = GenerateBeamEncoderDecoderOutput if asked.encoder else GenerateBeamDecoderOnlyOutput
     return kind(sequences=sequences, **parts), stats
+
+
+Layers: TypeAlias = tuple[Tensor, ...]
+
+
+class KeptBeams:
+    """Log-probabilities of every step of every prompt's search."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows: list[list[Tensor]] = [[] for _ in range(rows)]
+
+    def observe(self, row: int, state: State, logs_WV: Tensor) -> None:
+        """A step of a prompt's search is taken."""
+        self._rows[row].append(logs_WV)
+
+    def scores(self) -> tuple[Tensor, ...]:
+        """Log-probabilities of every step, [B * W, V] each; 0 where a search was over."""
+        nothing = torch.zeros_like(self._rows[0][0])
+        longest = max(map(len, self._rows))
+        every = [row + [nothing] * (longest - len(row)) for row in self._rows]
+        return tuple(torch.cat(step) for step in zip(*every, strict=True))
+
+
+def beam_indices(texts: Sequence[Sequence[Hypothesis]], beams: int) -> Tensor:
+    """For each token of each text the row [B * W] of the beam that it went on from, -1 padded."""
+    lines = [
+        [row * beams + beam for beam in one.beams]
+        for row, found in enumerate(texts)
+        for one in found
+    ]
+    longest = max(map(len, lines))
+    padded = [line + [-1] * (longest - len(line)) for line in lines]
+    return torch.tensor(padded, dtype=torch.int32)
+
+
+def spread_attention(steps: Sequence[Layers], indices_BL: Tensor, rows: int) -> tuple[Layers, ...]:
+    """Attention of texts, [B, ...] at every step, in the rows of the beams that they went on from.
+
+    What beams that came to nothing looked at is not there: 0. Nobody's word times need it, but for
+    those of the shorter texts of a batch, which transformers takes from another text's row.
+    """
+
+    def placed(layer: Tensor, at_B: Tensor) -> Tensor:
+        there = at_B >= 0
+        wide = layer.new_zeros(rows, *layer.shape[1:])
+        wide[at_B[there].long()] = layer[there]
+        return wide
+
+    each = zip(steps, indices_BL.to(steps[0][0].device).unbind(1), strict=True)
+    return tuple(tuple(placed(layer, at_B) for layer in layers) for layers, at_B in each)

@@ -23,11 +23,9 @@ from outrider.models import (
 )
 from outrider.models.calibrate import Setting
 from outrider.models.cross_tokenizer_model import TranslatedModel
-from outrider.models.heads import HeadModel
 from outrider.models.layer_subset_source import (
     LayerSubset,
     LayerSubsetSource,
-    is_folder,
 )
 from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
@@ -50,7 +48,7 @@ class _Head(NamedTuple):
     """A head that borrows from a target."""
 
     of: tuple[int, ...]  #: the target's tensors
-    model: HeadModel
+    model: LanguageModel
 
 
 #: Per target and folder. They borrow tensors, and keep no model alive.
@@ -79,7 +77,7 @@ def beside(
     draft: Draft,
     share: ShareEncoder = "auto",
     words: VocabularyMap | None = None,
-) -> LanguageModel | HeadModel:
+) -> LanguageModel:
     """A draft model over the target's tokens; its own are `words`, if they are others.
 
     One family is padded differently: the target's law stays whole, ids unknown to the draft model
@@ -90,7 +88,7 @@ def beside(
         return head
     if words is not None:
         return _translated(target, model, draft, words)
-    if isinstance(draft, LayerSubset) or is_folder(draft):
+    if LayerSubsetSource.reads(draft):
         if share is False and reads_more(model.config):
             raise ConfigurationError(
                 "layers of the target read what its encoder made; got share_encoder=False; leave "
@@ -107,7 +105,7 @@ def beside(
 def _translated(
     target: TreeDecoder, model: PreTrainedModel, draft: Draft, words: VocabularyMap
 ) -> TranslatedModel:
-    if isinstance(draft, LayerSubset) or is_folder(draft) or reads_more(model.config):
+    if LayerSubsetSource.reads(draft) or reads_more(model.config):
         raise ConfigurationError(
             "only draft models of text alone are translated, for targets of text alone; got "
             f"draft_tokenizer={words.draft.name} with {arguments.shown(draft)}; leave it out, or "
@@ -140,7 +138,7 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
     return sharing.same_encoder(model, draft)
 
 
-def _head(target: TreeDecoder, model: PreTrainedModel, given: str | Path) -> HeadModel | None:
+def _head(target: TreeDecoder, model: PreTrainedModel, given: str | Path) -> LanguageModel | None:
     """A head of the target, read once; None: another draft is meant."""
     made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
     key = str(given)

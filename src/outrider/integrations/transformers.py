@@ -13,10 +13,11 @@ the logits in place and one host read remains, because the caller needs a tensor
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import transformers
@@ -30,14 +31,9 @@ from outrider.tree import chain, children
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Tree
 
 NAME = "_speculative_sampling"
-PARAMETERS = (
-    "candidate_input_ids",
-    "candidate_logits",
-    "candidate_length",
-    "new_logits",
-    "assistant_ensemble_weight",
-)
-REQUIRED = 4  #: later parameters may be missing in older versions
+PARAMETERS = ("candidate_input_ids", "candidate_logits", "candidate_length", "new_logits")
+#: What stands behind them: versions have these or not, and in an order of their own.
+LATER = ("is_done_candidate", "assistant_ensemble_weight")
 
 Sampler = Callable[..., tuple[Tensor, Tensor]]
 
@@ -95,13 +91,55 @@ def checked() -> Sampler:
             "or outrider's own engine"
         )
     names = tuple(inspect.signature(function).parameters)
-    if names[:REQUIRED] != PARAMETERS[:REQUIRED] or not set(names) <= set(PARAMETERS):
+    first = len(PARAMETERS)
+    if names[:first] != PARAMETERS or not set(names[first:]) <= set(LATER):
         raise BackendUnavailable(
             f"transformers {version} defines {NAME}({', '.join(names)}), not the function that "
-            f"this replacement stands for, ({', '.join(PARAMETERS)}); use outrider's own engine "
-            "or a version of transformers from 5.17"
+            f"this replacement stands for, ({', '.join(PARAMETERS + LATER)}); use outrider's own "
+            "engine or a version of transformers from 5.17"
         )
     return function
+
+
+def theirs() -> Sampler:
+    """transformers' own function for texts that the drafted tokens do not end.
+
+    It takes the four parameters that every version has, and an `assistant_ensemble_weight`.
+    """
+    own = checked() if _original is None else _original
+    if "is_done_candidate" not in _behind(own):
+        return own
+    return partial(own, is_done_candidate=False)
+
+
+@lru_cache(maxsize=8)
+def _behind(function: Sampler) -> tuple[str, ...]:
+    """Names of a function's parameters behind the first four."""
+    return tuple(inspect.signature(function).parameters)[len(PARAMETERS) :]
+
+
+def asked(
+    function: Sampler | None, later: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[bool, float | None]:
+    """Whether the drafted tokens end the text, and the ensemble weight, of a call that gives these
+    behind the first four parameters, by position and by name.
+
+    function  the one of transformers that is called so; None: unknown, as `LATER` says
+    """
+    if function is None or function is speculative_sampling:
+        names: tuple[str, ...] = LATER
+    else:
+        names = _behind(function)
+    given = {**named, **dict(zip(names, later, strict=False))}
+    return bool(given.get("is_done_candidate")), given.get("assistant_ensemble_weight")
+
+
+def ended(valid: Tensor, n: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The same answer for a text that its `length` drafted tokens end.
+
+    Nothing follows them if all are accepted, and n is one less than their number.
+    """
+    return (valid[:, :-1], n - 1) if valid.shape[1] == length + 1 else (valid, n)
 
 
 def speculative_sampling(
@@ -109,14 +147,25 @@ def speculative_sampling(
     candidate_logits: Tensor,
     candidate_length: int,
     new_logits: Tensor,
+    *later: Any,
+    is_done_candidate: bool = False,
     assistant_ensemble_weight: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Accepted tokens and one more, [1, n + 1], and n. Logits are processed and filtered already.
+
+    `later` are the parameters that the installed version of transformers has behind the first four
+    (`LATER`), in its order. With `is_done_candidate` the text ends with the drafted tokens: if all
+    are accepted they are returned alone, and n is one less than their number, as in transformers.
 
     The accept tests use the uniforms that transformers would draw (`torch.rand`, one per drafted
     token), so the same seed accepts the same prefix. An ensemble weight w judges by the law
     w target + (1 - w) draft, as transformers does: the same tests and the same residual.
     """
+    named = {
+        "is_done_candidate": is_done_candidate,
+        "assistant_ensemble_weight": assistant_ensemble_weight,
+    }
+    done, weight = asked(_original or vars(_utils).get(NAME), later, named)
     gamma = int(candidate_logits.shape[1])
     if candidate_input_ids.shape[0] != 1:
         raise ValueError(
@@ -124,14 +173,12 @@ def speculative_sampling(
             f"{candidate_input_ids.shape[0]}; use outrider's own engine for batches"
         )
     if candidate_logits.is_cuda:
-        valid, n = _on_device(
-            candidate_input_ids, candidate_logits, new_logits, gamma, assistant_ensemble_weight
-        )
+        valid, n = _on_device(candidate_input_ids, candidate_logits, new_logits, gamma, weight)
     else:
         ids, uniforms = candidate_input_ids[0, -candidate_length:], torch.rand(gamma + 2)
-        valid, n = ops.assisted(
-            ids, candidate_logits, new_logits, uniforms, assistant_ensemble_weight
-        )
+        valid, n = ops.assisted(ids, candidate_logits, new_logits, uniforms, weight)
+    if done:
+        valid, n = ended(valid, n, candidate_length)
     _calls.count += 1
     _calls.drafted += gamma
     _calls.accepted += valid.shape[1] - 1
@@ -144,9 +191,8 @@ def _on_device(
     device = new_logits.device
     uniform = torch.rand(gamma, device=device)
     if weight is not None:
-        if _original is None:
-            raise BackendUnavailable("an ensemble weight on CUDA needs transformers' own function")
-        return _original(ids, candidate_logits, ids[:, -gamma:].shape[1], new_logits, weight)
+        length = ids[:, -gamma:].shape[1]
+        return theirs()(ids, candidate_logits, length, new_logits, assistant_ensemble_weight=weight)
     draft, scores = _as_draft(ids, candidate_logits, new_logits, gamma)
     seed = torch.randint(-(2**62), 2**62, (1,), device=device)
     draws = Draws(seed, torch.zeros_like(seed), uniform_BNK=_pad(uniform, gamma + 1))

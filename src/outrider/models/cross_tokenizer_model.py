@@ -111,6 +111,11 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
         self._draft_V = torch.zeros(vocab_size, dtype=torch.int64, device=model.device)
         self._draft_V[self._target_K] = self._draft_K
 
+    @property
+    def capturable(self) -> bool:
+        """No: texts are told in the draft's tokens on the host."""
+        return False
+
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`; a source's ids are told in the draft's tokens first."""
         return self.model.encode(inputs if inputs.encoded is not None else self._source(inputs))
@@ -136,11 +141,6 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
             raise ConfigurationError(
                 "a draft model with another tokenizer tells no states, as its tokens are others; "
                 f"got taps={taps}; leave them out"
-            )
-        if nodes.slots_BQ.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise ConfigurationError(
-                "a draft model with another tokenizer reads texts on the host, which no CUDA graph "
-                "can replay; got graphs=True; leave it out"
             )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])

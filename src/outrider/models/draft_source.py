@@ -1,22 +1,106 @@
-"""What may draft beside a target: another model, layers of the target, or a head on its states."""
+"""What may draft beside a target, and all that loading asks of it: one protocol for every kind.
 
-from pathlib import Path
-from typing import TypeAlias
+Another model has its own weights and words (`ModelSource`). Layers of the target and heads on its
+states are made for one target and borrow from it (`TargetBoundSource`).
+"""
 
-from outrider.models import heads, layer_subset_source
-from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
-from outrider.models.sources import Given, ModelSource
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol
 
-Draft: TypeAlias = ModelSource | LayerSubsetSource | heads.AnySource
+import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from outrider.errors import NumericalError
+from outrider.models.calibrate import Setting
+from outrider.models.sources import ModelSource, ShareEncoder
+from outrider.types import LanguageModel
 
 
-def resolve_draft(given: Given | LayerSubset, target: ModelSource) -> Draft:
-    """Where a draft comes from: a folder of layers or of a head says what it is by itself.
+class DraftSource(Protocol):
+    """Where a draft model comes from: its configuration first, weights when they are needed."""
 
-    Raises UnsupportedModel and ConfigurationError for what cannot be used.
+    config: PretrainedConfig
+    draft_dtype: str | None  #: what it is best kept in; None: in the target's dtype
+
+    @property
+    def role(self) -> str:
+        """What messages call it."""
+
+    @property
+    def takes_int8(self) -> bool:
+        """Whether its weights can be kept in 8 bits."""
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it is a whole model, whose tokens may be others than the target's."""
+
+    def driven(
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+    ) -> LanguageModel:
+        """The draft as a model of `vocab` tokens. Raises ConfigurationError for wrong weights."""
+
+    def shares(
+        self, target: ModelSource, wish: ShareEncoder, dtype: str, place: torch.device
+    ) -> bool:
+        """Whether it attends to the states of the target's encoder."""
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The one beside its weights; None: its tokens are the target's."""
+
+    def loaded_device(self) -> torch.device | None:
+        """Where a model that was passed in as an object is; None: it goes where the target is."""
+
+    def not_numbers(
+        self, error: NumericalError, dtype: str, device: torch.device
+    ) -> NumericalError:
+        """What is wrong where its scores are no numbers."""
+
+
+class TargetBoundSource(ABC):
+    """A `DraftSource` of one target's: where that is, with its tokens and what its encoder made.
+
+    A new kind says what it reads, and makes a model of it. See docs/adding-a-head.md.
     """
-    if isinstance(given, LayerSubset):
-        return LayerSubsetSource(target, given)
-    if isinstance(given, (str, Path)) and layer_subset_source.is_folder(given):
-        return LayerSubsetSource(target, given)
-    return heads.source_of(given, target) or ModelSource(given, "draft", trust=target.trust)
+
+    role: ClassVar[str] = "draft"
+    takes_int8: ClassVar[bool] = False
+    stands_alone: ClassVar[bool] = False
+    config: PretrainedConfig
+    draft_dtype: str | None = None
+
+    def __init__(self, target: ModelSource, given: Any) -> None:
+        self.target, self.given = target, given
+
+    @classmethod
+    @abstractmethod
+    def reads(cls, given: object) -> bool:
+        """Whether a user's draft is of this kind: by its config.json, never by its weights."""
+
+    @abstractmethod
+    def driven(
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+    ) -> LanguageModel:
+        """The draft as a model of `vocab` tokens. Raises ConfigurationError for wrong weights."""
+
+    def shares(
+        self, target: ModelSource, wish: ShareEncoder, dtype: str, place: torch.device
+    ) -> bool:
+        """Nothing of an encoder: the target's states have read it."""
+        return False
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """None: its tokens are the target's."""
+        return None
+
+    def loaded_device(self) -> torch.device | None:
+        """None: it is where the target is."""
+        return None
+
+    def not_numbers(
+        self, error: NumericalError, dtype: str, device: torch.device
+    ) -> NumericalError:
+        """As it was said: its weights are checked where they are read."""
+        return error
+
+    def __str__(self) -> str:
+        return str(self.given)

@@ -29,7 +29,7 @@ from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import TreeDecoder, adapt, layer_subset, reads_more, unsupported
 from outrider.models.calibrate import Setting
 from outrider.models.config import vocabulary_of
-from outrider.models.heads.target_bound_source import TargetBoundSource
+from outrider.models.draft_source import TargetBoundSource
 from outrider.models.sources import ModelSource, ShareEncoder
 
 
@@ -75,11 +75,16 @@ class LayerSubsetSource(TargetBoundSource):
     VocabularyMismatch for tokens that the target does not know.
     """
 
+    takes_int8 = True
     ids_K: Tensor | None  #: the tokens that it proposes, if not all
 
+    @classmethod
+    def reads(cls, given: object) -> bool:
+        """Whether these are layers, or a draft folder."""
+        return isinstance(given, LayerSubset) or is_folder(given)
+
     def __init__(self, target: ModelSource, given: LayerSubset | str | Path) -> None:
-        self.target, self.given = target, given
-        self.draft_dtype: str | None = None  #: what it is best kept in; None: the target's dtype
+        super().__init__(target, given)
         self._weights: dict[str, Tensor] = {}
         self._layers = given.layers if isinstance(given, LayerSubset) else self._read(Path(given))
         self.ids_K = self._weights.pop("ids", None)

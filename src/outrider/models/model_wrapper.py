@@ -9,6 +9,15 @@ from outrider.types import Inputs, LanguageModel, Nodes, Output
 M = TypeVar("M", bound=LanguageModel)
 
 
+def capturable(*models: object) -> bool:
+    """Whether none of these models says that its work reads values on the host.
+
+    >>> capturable(object())
+    True
+    """
+    return all(getattr(model, "capturable", True) for model in models)
+
+
 class ModelWrapper(Generic[M]):
     """A `LanguageModel` that hands everything on to `model`; classes of it change some of that.
 
@@ -29,6 +38,11 @@ class ModelWrapper(Generic[M]):
     def trees_alike(self) -> bool:
         """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
         return self.model.trees_alike
+
+    @property
+    def capturable(self) -> bool:
+        """Whether nothing is known against recording its work as a CUDA graph."""
+        return capturable(self.model)
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots."""

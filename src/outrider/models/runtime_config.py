@@ -10,12 +10,11 @@ from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import TreeDecoder, calibrate, isa, weight_only
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.cpu_kernels import int8
-from outrider.models.draft_source import Draft
-from outrider.models.heads import HeadModel, HeadSource
-from outrider.models.layer_subset_source import LayerSubsetSource
+from outrider.models.draft_source import DraftSource
 from outrider.models.linear import can_pack, supports_unpacked
 from outrider.models.sources import DTYPES, ModelSource
 from outrider.models.weight_only import QUANTISED
+from outrider.types import LanguageModel
 
 INT8 = "int8"  #: the dtype that drafts alone may be kept in
 TARGET = "target"  #: or the target's, whatever a draft says of itself
@@ -23,7 +22,7 @@ TARGET = "target"  #: or the target's, whatever a draft says of itself
 WEIGHTS = (*DTYPES, *QUANTISED)
 
 #: Target and draft model under a setting.
-Build = Callable[[Setting], tuple[TreeDecoder, TreeDecoder | HeadModel | None]]
+Build = Callable[[Setting], tuple[TreeDecoder, LanguageModel | None]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class RuntimeOptions:
 def resolve_runtime(
     wish: RuntimeOptions,
     target: ModelSource,
-    drafts: Sequence[Draft],
+    drafts: Sequence[DraftSource],
     build: Build,
     place: torch.device,
     ahead: int,
@@ -135,7 +134,7 @@ def _packings(
     return [True, False] if able else [False]
 
 
-def _kept(wish: RuntimeOptions, drafts: Sequence[Draft], place: torch.device) -> str | None:
+def _kept(wish: RuntimeOptions, drafts: Sequence[DraftSource], place: torch.device) -> str | None:
     """What draft models are kept in: as is asked, or as they say where it can be had."""
     if wish.draft_dtype == INT8:
         _check_int8(drafts, place)
@@ -144,17 +143,14 @@ def _kept(wish: RuntimeOptions, drafts: Sequence[Draft], place: torch.device) ->
     return INT8 if usual else None
 
 
-def _say_int8(drafts: Sequence[Draft]) -> bool:
+def _say_int8(drafts: Sequence[DraftSource]) -> bool:
     """Whether all drafts say of themselves that they are best kept in 8 bits."""
-    said = [
-        isinstance(draft, LayerSubsetSource | HeadSource) and draft.draft_dtype == INT8
-        for draft in drafts
-    ]
+    said = [draft.draft_dtype == INT8 for draft in drafts]
     return bool(said) and all(said)
 
 
 def describe_draft_dtype(
-    wish: RuntimeOptions, drafts: Sequence[Draft], setting: Setting, place: torch.device
+    wish: RuntimeOptions, drafts: Sequence[DraftSource], setting: Setting, place: torch.device
 ) -> str | None:
     """What draft models read is kept in, in words; None: in the target's dtype, as is usual."""
     if setting.draft_dtype is None and wish.draft_dtype is None and _say_int8(drafts):
@@ -162,7 +158,7 @@ def describe_draft_dtype(
     return setting.draft_dtype
 
 
-def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
+def _check_int8(drafts: Sequence[DraftSource], place: torch.device) -> None:
     """Refuse 8 bits where nothing is there to be kept so, or nothing to compute with it."""
     if not drafts:
         raise ConfigurationError(
@@ -170,7 +166,7 @@ def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
             "leave it out"
         )
     for draft in drafts:
-        if not isinstance(draft, ModelSource | LayerSubsetSource | HeadSource):
+        if not draft.takes_int8:
             raise ConfigurationError(
                 "draft_dtype='int8' is for draft models, layers of the target and EAGLE-3 heads; "
                 f"got the head {draft}; leave it out"

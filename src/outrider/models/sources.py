@@ -63,8 +63,13 @@ _WORDS = (
 class ModelSource:
     """A model by path, hub name or object: config first, weights when they are needed.
 
-    `trust`: Python files of the model's folder may run (models/pretrained.py).
+    `trust`: Python files of the model's folder may run (models/pretrained.py). A target, or a
+    `DraftSource`: one of whole models.
     """
+
+    takes_int8 = True
+    stands_alone = True
+    draft_dtype: str | None = None
 
     def __init__(
         self, given: Given, role: str, group: Group | None = None, trust: bool = False
@@ -150,7 +155,7 @@ class ModelSource:
         try:
             return self._checked(loaded, setting, vocab, shares)
         except NumericalError as error:
-            raise self.not_numbers(loaded, error) from error
+            raise self.not_numbers(error, setting.dtype, device) from error
         except OutriderError:
             raise
         except Exception as error:  # sizes that fit the weights, and not each other
@@ -159,8 +164,11 @@ class ModelSource:
                 f"({kind_of(error)}); check its sizes, or download it again"
             ) from error
 
-    def not_numbers(self, loaded: PreTrainedModel, error: NumericalError) -> NumericalError:
+    def not_numbers(
+        self, error: NumericalError, dtype: str, device: torch.device
+    ) -> NumericalError:
         """What is wrong where scores are no numbers."""
+        loaded = self.model(dtype, device)
         bad = [name for name, w in loaded.named_parameters() if not bool(w.isfinite().all())]
         where = f"{len(bad)} of its weights have NaN or infinity, first {bad[0]}" if bad else ""
         where = where or "its weights are finite: look at rms_norm_eps and the like in config.json"

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from outrider.models import TreeDecoder, load_checks, reads_more
+from outrider.models import load_checks, reads_more
 from outrider.models.config import hears, vocabulary_of
 from outrider.models.cross_tokenizer_model import TranslatedModel
-from outrider.models.draft_source import Draft
-from outrider.models.heads import HeadModel
+from outrider.models.draft_source import DraftSource
 from outrider.models.sources import ModelSource, read_tokenizer
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
 from outrider.types import LanguageModel
@@ -22,7 +21,7 @@ class VocabularyPair(NamedTuple):
     size: int
     drafts: tuple[VocabularyMap | None, ...] = ()  #: None: the target's own vocabulary
 
-    def over(self, models: Sequence[TreeDecoder | HeadModel]) -> tuple[LanguageModel, ...]:
+    def over(self, models: Sequence[LanguageModel]) -> tuple[LanguageModel, ...]:
         """Draft models over the target's tokens."""
         each = zip(models, self.drafts, strict=True)
         return tuple(
@@ -32,15 +31,13 @@ class VocabularyPair(NamedTuple):
 
 
 def shared(
-    sources: Sequence[Draft],
+    sources: tuple[ModelSource, *tuple[DraftSource, ...]],
     tokenizer: PreTrainedTokenizerBase | None,
     other: str | Path | PreTrainedTokenizerBase | None,
 ) -> VocabularyPair:
     """How many tokens the target has, and which of them its draft models share."""
     load_checks.draft_tokenizer(other, sources[1:])
-    first = sources[0]
-    trust = isinstance(first, ModelSource) and first.trust
-    own = None if other is None else read_tokenizer(other, trust)
+    own = None if other is None else read_tokenizer(other, sources[0].trust)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = VocabularyPair(load_checks.vocabulary(tokenizer, None, {"target": most}))
     if hears(sources[0].config):  # tokenizers of older checkpoints lack the timestamps
@@ -51,7 +48,7 @@ def shared(
         words = None
         if tokenizer is None or told is None:
             load_checks.vocabulary(tokenizer, None, each)
-        elif not (isinstance(source, ModelSource) and _of_text(sources[0]) and _of_text(source)):
+        elif not (source.stands_alone and _of_text(sources[0]) and _of_text(source)):
             load_checks.vocabulary(tokenizer, told, each)
         elif (words := vocabulary_map(tokenizer, told)) is None:
             load_checks.vocabulary(tokenizer, None, each)
@@ -59,5 +56,5 @@ def shared(
     return found
 
 
-def _of_text(source: Draft) -> bool:
+def _of_text(source: DraftSource) -> bool:
     return not reads_more(source.config)

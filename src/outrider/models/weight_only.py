@@ -178,6 +178,12 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
+def in_q8_0(layers: Iterable[nn.Module]) -> bool:
+    """Whether all of these keep their weights so, as `dtype="int8"` does."""
+    weights = [layer.weight for layer in layers]
+    return all(isinstance(w, WeightOnlyTensor) and w.record.format == "q8_0" for w in weights)
+
+
 def product(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None],

@@ -2,7 +2,7 @@
 
 Half of a window's time is the encoder's. In half precision torch's fused attention takes most of
 that; products over a part of the queries at a time take less than half as long, because their
-scores never leave the cache.
+scores never leave the cache. Where weights are kept in 8 bits, products are of whole numbers.
 """
 
 from functools import partial
@@ -16,7 +16,9 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder as Modul
 from transformers.models.whisper.modeling_whisper import WhisperEncoderLayer
 
 from outrider.errors import ConfigurationError
+from outrider.models.cpu_kernels import int16_attention
 from outrider.models.linear import Product, fused
+from outrider.models.weight_only import in_q8_0
 
 _PIECE = 500  #: queries whose scores are made at a time
 
@@ -47,12 +49,12 @@ class _EncoderLayer(NamedTuple):
     down: Product
 
 
-def _layer(layer: WhisperEncoderLayer, packed: bool) -> _EncoderLayer:
+def _layer(layer: WhisperEncoderLayer, packed: bool, scaling: float) -> _EncoderLayer:
     a = layer.self_attn
     made = partial(fused, packed=packed, int8_activations=True)
     return _EncoderLayer(
         Norm.of(layer.self_attn_layer_norm),
-        made([a.q_proj, a.k_proj, a.v_proj], scales=(a.scaling, 1.0, 1.0)),
+        made([a.q_proj, a.k_proj, a.v_proj], scales=(scaling, 1.0, 1.0)),
         made([a.out_proj]),
         Norm.of(layer.final_layer_norm),
         made([layer.fc1]),
@@ -71,7 +73,15 @@ class WhisperEncoder:
         self._act = ACT2FN[config.activation_function]
         self._first, self._second = module.conv1, module.conv2
         self._places = module.embed_positions.weight.detach()
-        self._layers = [_layer(layer, packed) for layer in module.layers]
+        self._scaling = (config.d_model // self.heads) ** -0.5
+        #: Whether attention is in whole numbers, too, and scales queries itself.
+        self._in_int16 = in_q8_0(
+            part
+            for layer in module.layers
+            for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+        ) and not int16_attention.unfit(config.d_model // self.heads)
+        scaling = 1.0 if self._in_int16 else self._scaling
+        self._layers = [_layer(layer, packed, scaling) for layer in module.layers]
         self._norm = Norm.of(module.layer_norm)
 
     def __call__(self, features_BFM: Tensor) -> Tensor:
@@ -93,8 +103,11 @@ class WhisperEncoder:
         _, length, width = state.shape
         for layer in self._layers:
             qkv = layer.qkv(layer.before(state)).view(length, 3, self.heads, width // self.heads)
-            heads = attention(*qkv.permute(1, 2, 0, 3))
-            state = state + layer.out(heads.transpose(0, 1).reshape(1, length, width))
+            if self._in_int16:
+                heads = int16_attention.attend(qkv, self._scaling)
+            else:
+                heads = attention(*qkv.permute(1, 2, 0, 3)).transpose(0, 1)
+            state = state + layer.out(heads.reshape(1, length, width))
             state = state + layer.down(self._act(layer.up(layer.after(state))))
             if state.dtype is torch.float16:
                 most = torch.finfo(state.dtype).max - 1000

@@ -92,14 +92,13 @@ class MethodRouter(Mapping[str, Engine]):
         own = self._engine
         if lane == COUPLED:
             more = own.planner, own.costs
-            return Engine(own.target, reproducible(own), "match", *more, kept=own.kept)
+            return Engine(own.target, reproducible(own), "match", *more, own.graphs, own.kept)
         if lane == PREDICTION:
-            return Engine(own.target, ReferenceLookup(PREDICTED), "match")
+            return Engine(own.target, ReferenceLookup(PREDICTED), "match", graphs=own.graphs)
         if lane == NONE:
-            return Engine(own.target, Root(), "match")
-        return Engine(
-            own.target, make(lane, DrafterParts(target=own.target)), "match", costs=own.costs
-        )
+            return Engine(own.target, Root(), "match", graphs=own.graphs)
+        drafter = make(lane, DrafterParts(target=own.target))
+        return Engine(own.target, drafter, "match", costs=own.costs, graphs=own.graphs)
 
 
 def _copies(drafter: str) -> bool:

@@ -89,7 +89,7 @@ class Speculator:
 
         >>> speculator.using(outrider.PromptLookup(8), "match")  # doctest: +SKIP
         """
-        engine = Engine(self.engine.target, drafter, rule)
+        engine = Engine(self.engine.target, drafter, rule, graphs=self.engine.graphs)
         more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing, self.defaults)
         return Speculator(engine, *more)
 

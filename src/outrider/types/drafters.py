@@ -67,7 +67,11 @@ PLAIN = DraftShape(0, 1, 0, is_chain=True)
 
 
 class Drafter(Protocol):
-    """Proposes trees. Its memory is its own; the engine never looks inside."""
+    """Proposes trees. Its memory is its own; the engine never looks inside.
+
+    One whose steps read values on the host, whatever the device, says so: `capturable = False`.
+    Steps of the others may be recorded as CUDA graphs, and no Python of theirs runs in a replay.
+    """
 
     @property
     def name(self) -> str:

@@ -17,7 +17,6 @@ from outrider.engine.beam_search.candidate_sources import (
     NoCandidates,
 )
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.patience import patient_step
 from outrider.engine.beam_search.prefix import Prefix
 from outrider.engine.beam_search.scorer import PrefixScorer
 from outrider.engine.beam_search.step import (
@@ -27,6 +26,7 @@ from outrider.engine.beam_search.step import (
     Rules,
     State,
     Trail,
+    patient_step,
     start,
     step,
 )

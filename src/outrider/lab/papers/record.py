@@ -14,7 +14,7 @@ from rich.text import Text
 from outrider.certify.report import Row as Row
 from outrider.errors import ConfigurationError
 from outrider.lab import machine, terminal
-from outrider.shipped import CORRECTOR, shipped
+from outrider.shipped import CORRECTOR, is_shipped
 
 if TYPE_CHECKING:
     from outrider.loading import Notes
@@ -144,9 +144,9 @@ def of_pair(notes: "Notes") -> Row:
     """What a measurement depends on besides its own settings: models, dtype, threads, packing."""
 
     def name(source: str | None, part: str) -> str | None:
-        if source == str(shipped(CORRECTOR)):
+        if is_shipped(source, CORRECTOR):
             return CORRECTOR
-        return "shipped" if source == str(shipped(part)) else source
+        return "shipped" if is_shipped(source, part) else source
 
     return {
         "target": name(notes.target, "target"),

@@ -16,13 +16,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import utils as _utils
 
-from outrider.integrations.transformers import NAME, checked, speculative_sampling
+from outrider.integrations.transformers import (
+    NAME,
+    asked,
+    checked,
+    ended,
+    speculative_sampling,
+    theirs,
+)
 from outrider.lab import intervals, measure, profiling
 from outrider.lab.intervals import Interval
 from outrider.lab.papers.record import Row
@@ -170,7 +178,7 @@ def methods(bound: float = 1e4) -> dict[str, tuple[Verify, bool]]:
     """Name -> (function, exact). transformers' own comes first: the baseline."""
     sigmoid = Paper(True, -bound, bound)
     return {
-        "transformers": (checked(), True),
+        "transformers": (theirs(), True),
         "paper exact": (Paper(), True),
         "paper sigmoid": (sigmoid, False),
         "outrider": (speculative_sampling, True),
@@ -185,11 +193,12 @@ def measured(
     original = checked()
 
     def timed(
-        ids: Tensor, draft: Tensor, length: int, target: Tensor,
-        assistant_ensemble_weight: float | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ids: Tensor, draft: Tensor, length: int, target: Tensor, *later: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        done, weight = asked(original, later, named)
+
         def call() -> tuple[Tensor, Tensor]:
-            return verify(ids, draft, length, target, assistant_ensemble_weight)
+            return verify(ids, draft, length, target, assistant_ensemble_weight=weight)
 
         start = _clock(target)
         if profile:
@@ -199,6 +208,8 @@ def measured(
             valid, n = call()
         calls.seconds.append(_clock(target) - start)
         calls.gammas.append(draft.shape[1])
+        if done:
+            valid, n = ended(valid, n, length)
         calls.accepted.append(valid.shape[1] - 1)
         calls.vocab = target.shape[-1]
         if predict is not None:

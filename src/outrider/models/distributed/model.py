@@ -69,6 +69,11 @@ class ShardedModel(ModelWrapper[TreeDecoder]):
         self._wire, self._numbers = Broadcaster(group), itertools.count()
         atexit.register(self.close)
 
+    @property
+    def capturable(self) -> bool:
+        """No: the other ranks are called along."""
+        return False
+
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> ShardedCache:
         """An empty cache for `rows` rows."""
         if inputs is not None:

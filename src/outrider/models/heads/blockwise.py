@@ -31,10 +31,10 @@ from outrider.models import unsupported
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
+from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import states
 from outrider.models.heads.formats import said
 from outrider.models.heads.model import HeadModel
-from outrider.models.heads.target_bound_source import TargetBoundSource
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 from outrider.row_params import RowTable
@@ -147,11 +147,6 @@ class ParallelHead:
         return logits.masked_fill((which >= count)[..., None], -torch.inf)
 
 
-def is_folder(given: object) -> bool:
-    """Whether this names a folder with blockwise heads."""
-    return isinstance(given, (str, Path)) and "blockwise_heads" in said(given)
-
-
 def save(heads: Blockwise, folder: str | Path, vocab_size: int) -> None:
     """Write heads for a target of `vocab_size` tokens.
 
@@ -174,8 +169,13 @@ class BlockwiseSource(TargetBoundSource):
     for tokens that the target does not know.
     """
 
+    @classmethod
+    def reads(cls, given: object) -> bool:
+        """Whether this names a folder with blockwise heads."""
+        return isinstance(given, (str, Path)) and "blockwise_heads" in said(given)
+
     def __init__(self, target: ModelSource, given: str | Path) -> None:
-        self.target, self.given = target, Path(given)
+        super().__init__(target, Path(given))
         self.config: PretrainedConfig = target.config
         fields = said(given)
         do = "give what outrider.models.heads.blockwise.save has written"
@@ -222,6 +222,3 @@ class BlockwiseSource(TargetBoundSource):
             ) from error
         heads.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
         return HeadModel(ParallelHead(heads), vocab)
-
-    def __str__(self) -> str:
-        return str(self.given)

@@ -79,8 +79,7 @@ class DFlash(DraftHead):
         )
         self.norm = kind.norm(wide, eps=eps)
         self.speak(config.draft_vocab_size, ids_K)
-        # not a part: what moves parts to half precision would round its frequencies
-        self._rotary = (kind.rotary(inner),)
+        self.turned_by(kind.rotary(inner))
         self._size = int(inner.head_dim or wide // inner.num_attention_heads)
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
@@ -90,7 +89,7 @@ class DFlash(DraftHead):
 
     def remember(self, context_BQE: Tensor, positions_BQ: Tensor, cache: Cache) -> None:
         """Write the layers' keys and values of committed tokens."""
-        cos, sin = self._rotary[0](context_BQE, positions_BQ)
+        cos, sin = self.rotary(context_BQE, positions_BQ)
         for number, layer in enumerate(self.layers):
             attention = layer.get_submodule("self_attn")
             parts = dict(attention.named_children())
@@ -107,7 +106,7 @@ class DFlash(DraftHead):
     ) -> Tensor:
         """What the output layer reads of a block behind the context, [B, Q, E]."""
         x = self.embedded(tokens_BQ)
-        turned = self._rotary[0](x, positions_BQ)
+        turned = self.rotary(x, positions_BQ)
         for layer in self.layers:
             x = layer(
                 x, attention_mask=mask_B1QW, position_embeddings=turned, past_key_values=cache

@@ -15,10 +15,10 @@ from transformers import PretrainedConfig
 
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
+from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import formats
 from outrider.models.heads.dflash import DFlash, DFlashConfig, MaskedBlockHead
 from outrider.models.heads.model import HeadModel
-from outrider.models.heads.target_bound_source import TargetBoundSource
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 
@@ -46,14 +46,6 @@ _OTHER_FORMS = frozenset(
 _OWN = frozenset({"block_size", "dflash_config", "num_target_layers"})
 
 
-def is_folder(given: object) -> bool:
-    """Whether this names a folder with a DFlash head."""
-    if not isinstance(given, (str, Path)):
-        return False
-    fields = formats.said(given)
-    return fields.get("speculators_model_type") == "dflash" or "dflash_config" in fields
-
-
 def spread(target: int, draft: int) -> tuple[int, ...]:
     """Layers, counted from 0, that are read where a checkpoint of the authors' names none.
 
@@ -72,8 +64,16 @@ class DFlashSource(TargetBoundSource):
     VocabularyMismatch for tokens that the target does not know.
     """
 
+    @classmethod
+    def reads(cls, given: object) -> bool:
+        """Whether this names a folder with a DFlash head."""
+        if not isinstance(given, (str, Path)):
+            return False
+        fields = formats.said(given)
+        return fields.get("speculators_model_type") == "dflash" or "dflash_config" in fields
+
     def __init__(self, target: ModelSource, given: str | Path) -> None:
-        self.target, self.given = target, Path(given)
+        super().__init__(target, Path(given))
         fields, decoder = formats.said(given), decoder_of(target.config)
         layers, wide = int(decoder.num_hidden_layers), int(decoder.hidden_size)
         known = vocabulary_of(target.config)
@@ -133,6 +133,3 @@ class DFlashSource(TargetBoundSource):
         formats.fill(head, weights, str(self))
         head.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
         return HeadModel(MaskedBlockHead(head), vocab)
-
-    def __str__(self) -> str:
-        return str(self.given)

@@ -128,8 +128,7 @@ class Eagle3(DraftHead):
             ids_K = torch.arange(config.draft_vocab_size)
         self.speak(config.draft_vocab_size, ids_K)
         self._packed: Product | None = None
-        # not a part: what moves parts to half precision would round its frequencies
-        self._rotary = (kind.rotary(inner),)
+        self.turned_by(kind.rotary(inner))
 
     @property
     def device(self) -> torch.device:
@@ -140,11 +139,6 @@ class Eagle3(DraftHead):
     def dtype(self) -> torch.dtype:
         """Dtype of its weights."""
         return self.fc.weight.dtype
-
-    @property
-    def rotary(self) -> nn.Module:
-        """Cosines and sines of positions."""
-        return self._rotary[0]
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""

@@ -1,5 +1,8 @@
 """What modules of heads have in common: tokens that they know, layers that the target lends."""
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +16,7 @@ class DraftHead(nn.Module):
     """
 
     d2t: Tensor
+    _rotary: tuple[nn.Module, ...] = ()
 
     def __init__(
         self, vocab: int, wide: int, embedding_VE: Tensor | None, output_KE: Tensor | None
@@ -32,6 +36,26 @@ class DraftHead(nn.Module):
             self.register_buffer("d2t", ids_K - torch.arange(len(ids_K)))
             every = torch.zeros(self.vocab, dtype=torch.bool)
             self.register_buffer("t2d", every.index_fill(0, ids_K, True))
+
+    def turned_by(self, rotary: nn.Module) -> None:
+        """Its cosines and sines of positions.
+
+        They are no part of it, as half precision would round their frequencies; but they go along
+        to the device of its weights.
+        """
+        self._rotary = (rotary,)
+
+    @property
+    def rotary(self) -> nn.Module:
+        """Cosines and sines of positions."""
+        return self._rotary[0]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        where = next((weight.device for weight in self.parameters()), None)
+        for rotary in self._rotary:
+            rotary.to(where)
+        return self
 
     @property
     def ids_K(self) -> Tensor | None:

@@ -21,10 +21,10 @@ from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read
 from outrider.models.decoder import additive
+from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads.autoregressive_head import AutoregressiveHead
 from outrider.models.heads.eagle3 import HeadStates
 from outrider.models.heads.model import HeadModel
-from outrider.models.heads.target_bound_source import TargetBoundSource
 from outrider.models.sources import ModelSource
 from outrider.types import Nodes
 
@@ -111,8 +111,14 @@ class MtpSource(TargetBoundSource):
     does not read them.
     """
 
-    def __init__(self, target: ModelSource) -> None:
-        self.target, self.config = target, target.config
+    @classmethod
+    def reads(cls, given: object) -> bool:
+        """Whether this is the name of that layer."""
+        return given == MTP
+
+    def __init__(self, target: ModelSource, given: str = MTP) -> None:
+        super().__init__(target, given)
+        self.config = target.config
         count = read(decoder_of(target.config), "num_mtp_layers", int)
         if count != 1:
             do = "several are not chained here" if count else "use another draft"

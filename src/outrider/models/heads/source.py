@@ -11,21 +11,16 @@ from outrider.errors import ConfigurationError
 from outrider.models import weight_only
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read, vocabulary_of
+from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import eagle3_cpu, formats
 from outrider.models.heads.autoregressive_head import AutoregressiveHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.model import HeadModel
-from outrider.models.heads.target_bound_source import TargetBoundSource
 from outrider.models.load_checks import ordinary
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 
 _TEXT = "The first step is to read the text, and then to write down what it says, word by word."
-
-
-def is_folder(given: object) -> bool:
-    """Whether this names a folder with a head."""
-    return isinstance(given, (str, Path)) and formats.layout(formats.said(given)) is not None
 
 
 class HeadSource(TargetBoundSource):
@@ -35,8 +30,15 @@ class HeadSource(TargetBoundSource):
     computed here, VocabularyMismatch for tokens that the target does not know.
     """
 
+    takes_int8 = True
+
+    @classmethod
+    def reads(cls, given: object) -> bool:
+        """Whether this names a folder with a head."""
+        return isinstance(given, (str, Path)) and formats.layout(formats.said(given)) is not None
+
     def __init__(self, target: ModelSource, given: str | Path) -> None:
-        self.target, self.given = target, Path(given)
+        super().__init__(target, Path(given))
         decoder = decoder_of(target.config)
         self._read = formats.read(self.given, decoder)
         self._taps: tuple[int, ...] | None = self._read.config.taps if self._read.sure else None

@@ -6,6 +6,8 @@
     tau = the largest i with u_i < h_i;  y ~ norm((r_tau p_{tau+1} - q_{tau+1})+), or p after gamma
 
 Three kernels: statistics with the scan of r, the sums S of every position, the race at tau.
+
+The bounds of loops are not specialised (`launch.LOOPS`).
 """
 
 import torch
@@ -14,14 +16,14 @@ import triton.language as tl
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
+from outrider.ops.triton.launch import LOOPS, block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.law_slices import law, row_done, side_of, slices_of
 from outrider.ops.triton.residual_race import drawn_from, following, race_of, stand_of
 from outrider.ops.triton.tables import keys_of, kid_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOPS)
 def block_reach(
     target, drafted, tables, slices, ticket, reach, depth, NPROG,
     BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, TARGET_FLOOR: tl.constexpr,
@@ -51,7 +53,7 @@ def block_reach(
                 tl.store(reach + b * (depth + 1) + i, here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOPS)
 def block_sums(
     target, drafted, tables, keys, reach, partial, ticket, stand, path, count, depth, NPROG,
     BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, DEPTH_P2: tl.constexpr,

@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 
 from outrider.ops.triton import noise
-from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
+from outrider.ops.triton.launch import LOOPS, block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.law_slices import law, row_done, row_stats, side_of, slices_of
 from outrider.ops.triton.residual_race import FIXED, following, race_of, stand_of
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOPS)
 def chain_decide(
     target, drafted, tables, keys, slices, ticket, stand, path, count, depth, NPROG,
     BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, DEPTH_P2: tl.constexpr,

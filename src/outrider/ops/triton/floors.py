@@ -83,7 +83,8 @@ def floor_top(
     """Log-sum-exp of every row and the min-p floor. Grid (slices, rows, batch)."""
     r = tl.program_id(1).to(tl.int64)
     b = tl.program_id(2).to(tl.int64)
-    if row_done(side, slices, tl.program_id(0), b, r, NPROG, BLOCK, NPROG_P2, False) and HAS_MIN:
+    pid = tl.program_id(0)
+    if row_done(side, slices, pid, b, r, NPROG, BLOCK, NPROG_P2, False, HAS_MIN) and HAS_MIN:
         tl.debug_barrier()
         row = b * side.rows + r
         best = tl.load(side.best + row, cache_modifier=".cg")

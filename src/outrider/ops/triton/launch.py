@@ -4,7 +4,11 @@ import torch
 from torch import Tensor
 
 _tickets: dict[tuple[torch.device, int, str], Tensor] = {}
-_forced: list[int] = []  #: block size that tests ask for
+_forced: list[tuple[int, int]] = []  #: block size and warps that tests and benchmarks ask for
+
+#: Parameters that bound a loop. Triton makes an argument of 1 a constant; a loop that starts at 1
+#: is dead then, and dead loops break a compiler pass of Triton 3.6 (TritonGPUCoalesce).
+LOOPS = ("depth",)
 
 
 def next_power(value: int) -> int:
@@ -22,7 +26,7 @@ def block_size(vocab: int, dtype: torch.dtype, rows: int) -> tuple[int, int]:
     Wide slices when many rows fill the machine anyway.
     """
     if _forced:
-        return _forced[-1], 4
+        return _forced[-1]
     half = dtype.itemsize == 2
     if rows >= 96 and vocab >= 50_000:
         return (8192 if half else 4096), 8

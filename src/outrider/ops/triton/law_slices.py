@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
 """Laws in device memory: how a kernel reads a slice, and their log-sum-exp in one pass.
 
-    lse = log sum exp(z / T) over z >= floor;  best = argmax z (lowest id on a tie)
+    lse = log sum exp(z / T) over z >= floor;  best = argmax z (lowest id on a tie), of greedy rows
 
 Every program reduces one slice of one row; the last one to finish a row combines the slices in a
 fixed order and re-arms its ticket, so that results are deterministic and a graph can be replayed.
@@ -70,16 +70,23 @@ def law(side, b, r, offs, HAS_FLOOR: tl.constexpr):
 def row_done(
     side, slices, pid, b, r, NPROG,
     BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, HAS_FLOOR: tl.constexpr,
+    BEST: tl.constexpr = False,
 ):  # fmt: skip
-    """Reduce one slice; whether this finished the row, whose lse and best are then stored."""
+    """Reduce one slice; whether this finished the row, whose lse and best are then stored.
+
+    Greedy rows have a best, others if `BEST`: carrying an index along is a good part of the work.
+    """
     offs = pid * BLOCK + tl.arange(0, BLOCK)
     z = scaled(side, b, r, offs, HAS_FLOOR)
-    top, at = tl.max(z, axis=0, return_indices=True)
+    wanted = (tl.load(side.inverse + b) == float("inf")) | BEST
+    top = tl.max(z, axis=0)
     base = tl.where(top == float("-inf"), 0.0, top)
     row = b * side.rows + r
     tl.store(slices.top + row * NPROG + pid, top)
     tl.store(slices.sum + row * NPROG + pid, tl.sum(tl.exp(z - base), axis=0))
-    tl.store(slices.best + row * NPROG + pid, pid * BLOCK + at)
+    if wanted:
+        _, at = tl.max(z, axis=0, return_indices=True)
+        tl.store(slices.best + row * NPROG + pid, pid * BLOCK + at)
     tl.debug_barrier()
     done = tl.atomic_add(slices.ticket + row, 1, sem="acq_rel", scope="gpu") == NPROG - 1
     if done:
@@ -95,8 +102,9 @@ def row_done(
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         mass = tl.sum(sums * tl.exp(tops - safe), axis=0)
         tl.store(side.lse + row, safe + tl.log(mass))
-        winner = tl.load(slices.best + row * NPROG + first, cache_modifier=".cg")
-        tl.store(side.best + row, winner)
+        if wanted:
+            winner = tl.load(slices.best + row * NPROG + first, cache_modifier=".cg")
+            tl.store(side.best + row, winner)
     return done
 
 
@@ -105,7 +113,7 @@ def row_stats(
     side, slices, NPROG,
     BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, HAS_FLOOR: tl.constexpr,
 ):  # fmt: skip
-    """lse and best of every row. Grid (slices, rows, batch)."""
+    """lse of every row, and best of greedy ones. Grid (slices, rows, batch)."""
     r = tl.program_id(1).to(tl.int64)
     b = tl.program_id(2).to(tl.int64)
     row_done(side, slices, tl.program_id(0), b, r, NPROG, BLOCK, NPROG_P2, HAS_FLOOR)

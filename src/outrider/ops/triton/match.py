@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.ops.triton import noise
-from outrider.ops.triton.launch import block_size, next_power, programs, race_size
+from outrider.ops.triton.launch import LOOPS, block_size, next_power, programs, race_size
 from outrider.ops.triton.law_slices import scaled, side_of
 from outrider.ops.triton.tables import keys_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
@@ -58,7 +58,7 @@ def match_race(
     tl.store(winners.token + row, pid * BLOCK + at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOPS)
 def match_walk(
     tables, winners, path, count, next_token, nodes, depth, NPROG, NPROG_P2: tl.constexpr,
     MOST_P2: tl.constexpr, DEPTH_P2: tl.constexpr,

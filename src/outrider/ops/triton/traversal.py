@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.ops.triton import chain, noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
+from outrider.ops.triton.launch import LOOPS, block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.law_slices import law, row_stats, side_of, slices_of
 from outrider.ops.triton.residual import drawn_at, left_over
 from outrider.ops.triton.residual_race import EMPTY, FIXED, WITHOUT, Race, race_of, run_race
@@ -122,7 +122,7 @@ def traversal_draw(
                 tl.store(state.weight + at, surplus / bottom)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOPS)
 def traversal_walk(
     tables, keys, state, ancestors, ancestor_b, hit, stop, path, count, depth,
     PART: tl.constexpr, NODES_P2: tl.constexpr, MOST_P2: tl.constexpr, DEPTH_P2: tl.constexpr,

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from outrider.ops.triton import chain, noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.launch import block_size, next_power, programs, race_size
+from outrider.ops.triton.launch import LOOPS, block_size, next_power, programs, race_size
 from outrider.ops.triton.law_slices import law, row_stats, side_of, slices_of
 from outrider.ops.triton.residual import drawn_at, left_over
 from outrider.ops.triton.residual_race import EMPTY, FIXED, WITHOUT
@@ -27,7 +27,7 @@ from outrider.ops.triton.tables import keys_of, kid_of, kind_of, tables_of, toke
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LOOPS)
 def tree_walk(
     target, drafted, tables, taken, keys, path, count, next_token, depth, MOST,
     CHUNK: tl.constexpr, TARGET_FLOOR: tl.constexpr, DRAFT_FLOOR: tl.constexpr,

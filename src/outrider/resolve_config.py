@@ -1,0 +1,237 @@
+"""From a `LoadConfig` to what is to be loaded, before any weight is read: names become objects."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from outrider import arguments, drafters, verifiers
+from outrider.costs import Costs
+from outrider.drafters.ngram_file import opened
+from outrider.drafters.ngram_table import Table
+from outrider.drafters.recipes import COMMON, DraftOptions, Recipe
+from outrider.engine import speculation_policy as planners
+from outrider.engine.speculation_policy import Planner
+from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.load_config import LoadConfig
+from outrider.models import distributed, heads, isa, reads_more, unsupported
+from outrider.models.draft_source import DraftSource
+from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.runtime_config import RuntimeOptions
+from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer, usable
+from outrider.models.vocabularies import VocabularyPair, shared
+from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
+from outrider.types import Verifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from outrider.load_config import Model, Tokenizers
+
+    #: What a user may give as a draft, once its layers are read.
+    AnyDraft: TypeAlias = Model | LayerSubset | Sequence[Model] | None
+
+#: The target ahead of its draft models.
+Sources: TypeAlias = tuple[ModelSource, *tuple[DraftSource, ...]]
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """What is to be loaded: nothing is left to be named or looked up."""
+
+    sources: Sources
+    runtime: RuntimeOptions  #: dtypes, threads and packing as they are wished for
+    place: torch.device
+    share_encoder: ShareEncoder
+    tokenizer: "PreTrainedTokenizerBase | None"
+    vocabularies: VocabularyPair
+    recipe: Recipe  #: how the drafter is made
+    options: DraftOptions
+    depth: int  #: tokens that a step drafts, for what is measured
+    table: Table | None
+    table_name: str | None  #: of the table, for `Notes`
+    rule: Verifier | None  #: None: the drafter's usual one
+    planner: Planner[Any]
+    step_costs: Costs | None  #: None: to be measured
+    follow: bool  #: whether the target's generation configuration holds
+
+
+def resolve(config: LoadConfig) -> ResolvedConfig:
+    """Read every option, and find what it names; configurations and tokenizers are read.
+
+    Raises ConfigurationError and its kin for what cannot be had.
+
+    >>> resolve(LoadConfig(drafter="prompt_lookup", ngram=(2, 3))).depth
+    8
+    """
+    isa.level()  # a misspelt one is said before anything is read
+    if config.generation_config not in ("auto", "none"):
+        what, given = "'auto' or 'none'", config.generation_config
+        arguments.refuse("generation_config", what, given, "use 'auto'")
+    common = {name: getattr(config, name) for name in COMMON}
+    options = DraftOptions(**common, own=config.drafter_options)
+    rule = verifiers.chosen(config.rule, config.rule_options, config.shared_noise)
+    runtime = RuntimeOptions(config.dtype, config.threads, config.pack_weights, config.draft_dtype)
+    target, draft, table = _shipped(config, options)
+    cut = config.tensor_parallel
+    group = None if cut is None else distributed.join(cut, config.device)
+    first = seen(target, group, config.trust_remote_code)
+    sources = _sources(first, drafters.models(draft), config.share_encoder)
+    place = _place(sources, config.device)
+    tokenizer = _tokenizer(first, config.tokenizer)
+    words = shared(sources, tokenizer, config.draft_tokenizer)
+    name = config.drafter or _usual(first, draft, words, place, options, rule)
+    recipe = drafters.check(name, options, draft, table)
+    depth = options.num_speculative_tokens or recipe.depth
+    planner, options = planners.chosen(config.planner, recipe, options)
+    costs = config.step_costs
+    return ResolvedConfig(
+        sources=sources,
+        runtime=runtime,
+        place=place,
+        share_encoder=config.share_encoder,
+        tokenizer=tokenizer,
+        vocabularies=words,
+        recipe=recipe,
+        options=options,
+        depth=depth,
+        rule=rule,
+        planner=planner,
+        step_costs=Costs.read(costs) if isinstance(costs, (str, Path)) else costs,
+        table=_counts(table, words.size),
+        table_name="a Table" if isinstance(table, Table) else None if table is None else str(table),
+        follow=config.generation_config == "auto",
+    )
+
+
+def seen(
+    target: "Model | None", group: distributed.Group | None = None, trust_remote_code: bool = False
+) -> ModelSource:
+    """A target before its weights are read, with its configuration; shipped where there is none.
+
+    >>> seen("corrector").config.is_encoder_decoder
+    True
+    """
+    if target is None or target == CORRECTOR:
+        target = shipped("target" if target is None else CORRECTOR)
+    return ModelSource(target, "target", group, trust_remote_code)
+
+
+def _shipped(
+    config: LoadConfig, options: DraftOptions
+) -> "tuple[Model, AnyDraft, str | Path | Table | None]":
+    """Target, draft and table, shipped where there is no target.
+
+    What a drafter lacks that is named is said before anything is read.
+    """
+    target, table, drafter = config.target, config.table, config.drafter
+    draft = _draft(config.draft, config.draft_layers)
+    if target is None:
+        name = drafter or drafters.usual(shipped("draft"))
+        target, draft, table = _shipped_parts(drafters.get(name), draft, table)
+    if drafter is not None:
+        drafters.check(drafter, options, draft, table)
+    return target, draft, table
+
+
+def _shipped_parts(
+    recipe: Recipe, draft: "AnyDraft", table: str | Path | Table | None
+) -> "tuple[Path, AnyDraft, str | Path | Table | None]":
+    """The shipped target, and what its drafter needs besides: shipped unless it is given."""
+    if draft is None and recipe.wants("draft"):
+        draft = shipped("draft")
+    if table is None and recipe.wants("table"):
+        table = shipped("ngram.safetensors")
+    return shipped("target"), draft, table
+
+
+def _draft(draft: "Model | Sequence[Model] | None", layers: Sequence[int] | None) -> "AnyDraft":
+    """The draft as it is to be read: a shipped one by its name, or layers of the target."""
+    if layers is None:
+        return shipped(draft) if isinstance(draft, str) and draft in DRAFTS else draft
+    if draft is not None:
+        raise ConfigurationError(
+            f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "
+            "leave one of them out"
+        )
+    return LayerSubset(tuple(layers))
+
+
+def _sources(
+    first: ModelSource, drafts: "Sequence[Model | LayerSubset]", share_encoder: ShareEncoder
+) -> Sources:
+    """The target ahead of its drafts, some of which may be made of it.
+
+    Raises UnsupportedModel and ConfigurationError for what no configuration of theirs allows.
+    """
+    if share_encoder is True and not drafts:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
+    beside = [_source(draft, first) for draft in drafts]
+    unsupported.check_pair(first.config, [source.config for source in beside])
+    if first.group is not None:
+        unsupported.check_cut(first.config, all(source.stands_alone for source in beside))
+    return first, *beside
+
+
+def _tokenizer(target: ModelSource, given: "Tokenizers | None") -> "PreTrainedTokenizerBase | None":
+    """The one given, or the one beside the target; the corrector has the shipped target's."""
+    if given is not None:
+        return read_tokenizer(given, target.trust)
+    if is_shipped(target, CORRECTOR):
+        return read_tokenizer(shipped("target"))
+    return target.tokenizer()
+
+
+def _source(given: "Model | LayerSubset", target: ModelSource) -> DraftSource:
+    """Where a draft comes from: a folder of layers or of a head says what it is by itself."""
+    if LayerSubsetSource.reads(given):
+        return LayerSubsetSource(target, given)
+    return heads.source_of(given, target) or ModelSource(given, "draft", trust=target.trust)
+
+
+def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
+    """The device that all models share."""
+    if sources[0].group is not None:
+        return sources[0].group.device
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    place = usable(sources[0].loaded_device() or usual if device is None else device)
+    for source in sources:
+        home = source.loaded_device()
+        if home is not None and (home.type, home.index or 0) != (place.type, place.index or 0):
+            raise ConfigurationError(
+                "target and draft model must share a device; got a "
+                f"{source.role} model on {home} and {place} for the rest; move one of them"
+            )
+    return place
+
+
+def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
+    """The table, counted with the target's tokenizer."""
+    counts = opened(table)
+    if counts is not None and counts.vocab_size != vocab:
+        raise VocabularyMismatch(
+            f"the n-gram table knows {counts.vocab_size} tokens, the target's tokenizer "
+            f"{vocab}; count one with that tokenizer and vocab_size={vocab}"
+        )
+    return counts
+
+
+def _usual(
+    first: ModelSource,
+    draft: object,
+    words: VocabularyPair,
+    place: torch.device,
+    options: DraftOptions,
+    rule: Verifier | None,
+) -> str:
+    """The drafter of a user who names none: the shipped head's is the one it is fastest with."""
+    asked = options.asked() or rule is not None
+    ours = isinstance(draft, Path) and is_shipped(draft, SMOLLM2_HEAD)
+    if ours and place.type == "cpu" and not asked:
+        return "either"
+    reads, differs = reads_more(first.config), any(words.drafts)
+    return drafters.usual(draft, reads, differs, place, options)

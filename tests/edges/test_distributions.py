@@ -1,0 +1,153 @@
+"""What each distribution holds, and what the core says without the others."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+import outrider as package
+from outrider import shipped as module
+from outrider.errors import ConfigurationError
+from outrider.shipped import DRAFTS, is_shipped, shipped
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = ROOT / "packages" / "outrider-pair"
+CORE_BYTES = 5 << 20  #: the most of the core's wheel
+INSTALL = "pip install 'outrider[pair]'"
+
+
+def held(project):
+    """Paths in a project's wheel, and the sources of those that its hooks add, by their places."""
+    builder = WheelBuilder(str(project))
+    files = {one.distribution_path: Path(one.path) for one in builder.recurse_included_files()}
+    told = {"force_include": {}}
+    for hook in builder.get_build_hooks(str(project)).values():
+        hook.initialize("standard", told)
+    return files, {inside: Path(source) for source, inside in told["force_include"].items()}
+
+
+@pytest.fixture
+def no_pair(monkeypatch, tmp_path):
+    """As if the core's wheel were installed alone."""
+    monkeypatch.setattr(module, "_CHECKOUT", tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "outrider_pair", None)
+
+
+def test_the_core_has_its_kernels_sources_and_no_weights():
+    files, added = held(ROOT)
+    assert {"outrider/loading.py", "outrider/models/cpu_kernels/kernels.c"} <= set(files)
+    assert not added
+    assert not [path for path in files if path.startswith("outrider/pair")]
+    assert sum(source.stat().st_size for source in files.values()) < CORE_BYTES
+
+
+def test_the_weights_are_the_checkouts_with_their_licences():
+    files, added = held(PAIR)
+    assert "outrider_pair/__init__.py" in files
+    assert added == {"outrider_pair/models": ROOT / "src" / "outrider" / "pair"}
+    [weights] = added.values()
+    inside = {str(path.relative_to(weights)) for path in weights.rglob("*")}
+    assert {"LICENSE-PSF.txt", "whisper-base-draft/LICENSE-MIT.txt", "target", *DRAFTS} <= inside
+    assert (PAIR / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_an_editable_pair_copies_nothing():
+    [hook] = WheelBuilder(str(PAIR)).get_build_hooks(str(PAIR)).values()
+    told = {"force_include": {}}
+    hook.initialize("editable", told)
+    assert not told["force_include"]
+
+
+def test_a_wheel_finds_the_weights_of_the_pair(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_CHECKOUT", tmp_path / "none")
+    there = ROOT / "src" / "outrider" / "pair"
+    assert shipped("target") == there / "target"
+    assert is_shipped(str(there / "draft"), "draft")
+
+
+@pytest.mark.parametrize(
+    "words", ["demo", "generate x", "generate x -m corrector", "compare", "certify"]
+)
+def test_without_the_pair_a_command_names_the_command_to_install_it(outrider, no_pair, words):
+    code, out, err = outrider(*words.split())
+    assert code == 2
+    assert not out
+    assert " ".join(err.split()).count(INSTALL) == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"), [(None, None), ("corrector", None), *((None, name) for name in DRAFTS)]
+)
+def test_without_the_pair_load_names_the_command_to_install_it(no_pair, target, draft):
+    with pytest.raises(ConfigurationError) as error:
+        package.load(target, draft)
+    assert INSTALL in str(error.value)
+
+
+def test_what_is_not_installed_is_nobodys_path(no_pair):
+    assert not is_shipped("target", "target")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """The wheels of all distributions."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for project in (ROOT, *sorted((ROOT / "packages").iterdir())):
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        subprocess.run(build, cwd=project, check=True, capture_output=True)
+    return {path.name.split("-")[0]: path for path in folder.iterdir()}
+
+
+class Fresh:
+    """An environment of its own with the libraries of this one, and wheels of ours."""
+
+    def __init__(self, where, wheels):
+        venv.create(where, with_pip=False, symlinks=True)
+        self.bin = where / "bin"
+        mine = Path(sysconfig.get_path("purelib", vars={"base": where, "platbase": where}))
+        for path in Path(sysconfig.get_path("purelib")).iterdir():
+            if "outrider" not in path.name and not path.name.startswith("__editable__"):
+                (mine / path.name).symlink_to(path)
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install"]
+        for wheel in wheels:
+            subprocess.run([*pip, "--no-index", "--no-deps", "-q", wheel], check=True)
+
+    def outrider(self, *words):
+        told = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.run(
+            [self.bin / "outrider", *map(str, words)],
+            cwd=self.bin,
+            env=told | {"OMP_NUM_THREADS": "1", "OUTRIDER_COMPILED": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+
+@pytest.mark.slow
+def test_the_core_alone_runs_a_model_folder(wheels, tmp_path):
+    assert wheels["outrider"].stat().st_size < CORE_BYTES
+    core = Fresh(tmp_path / "core", [wheels["outrider"]])
+    model = ROOT / "src" / "outrider" / "pair" / "target"
+    run = core.outrider(
+        "generate", "-m", model, "-n", 8, "--dtype", "float32", "--threads", 1, "def f(x):"
+    )
+    assert run.returncode == 0, run.stderr
+    for words in (["demo"], ["chat"], ["serve", "--port", "0"]):
+        refused = core.outrider(*words)
+        assert refused.returncode == 2
+        assert INSTALL in " ".join(refused.stderr.split())
+
+
+@pytest.mark.slow
+def test_core_and_pair_run_what_is_shipped(wheels, tmp_path):
+    both = Fresh(tmp_path / "both", [wheels["outrider"], wheels["outrider_pair"]])
+    run = both.outrider("generate", "-n", 8, "--dtype", "float32", "--threads", 1, "def f(x):")
+    assert run.returncode == 0, run.stderr
