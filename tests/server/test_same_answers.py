@@ -10,7 +10,7 @@ from test_tools import TEMPLATE, THINKS, ask, calls, choice, closed, flowed
 
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": closed(WEATHER)}}
-MUST = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 90}
+MUST = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60}
 FREE = {"tools": openai.omit}
 KINDS = {
     "tools that may be called": {"max_tokens": 40},
@@ -18,7 +18,7 @@ KINDS = {
     "thoughts": FREE | {"messages": THINKS, "extra_body": THINKING, "max_tokens": 40},
     "thoughts and tools": MUST | {"messages": THINKS, "extra_body": THINKING},
     "thoughts and a schema": FREE
-    | {"messages": THINKS, "extra_body": THINKING, "response_format": FORM, "max_tokens": 90},
+    | {"messages": THINKS, "extra_body": THINKING, "response_format": FORM, "max_tokens": 60},
     "a schema": FREE | {"response_format": FORM},
     "an expression": FREE | {"extra_body": {"guided_regex": "[a-f]{4,9}(-[0-9]{2,8}){1,3}"}},
     "a choice": FREE | {"extra_body": {"guided_choice": ["yes", "no", "not yet"]}},
@@ -51,9 +51,8 @@ def test_answers_are_those_of_plain_decoding_alone_and_beside_seven(client, kind
     assert whole(client, **asked | {"extra_body": more | plain}) == alone
     assert flowed(client, **asked) == alone
     with ThreadPoolExecutor(9) as pool:
-        others = [
-            pool.submit(ask, client, seed=at, temperature=1, max_tokens=24) for at in range(7)
-        ]
+        about = FREE | {"temperature": 1, "max_tokens": 24}
+        others = [pool.submit(ask, client, seed=at, **about) for at in range(7)]
         beside = pool.submit(whole, client, **asked)
         streamed = pool.submit(flowed, client, **asked)
         assert all(other.result().choices for other in others)
