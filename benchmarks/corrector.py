@@ -14,8 +14,8 @@ import torch
 
 import outrider
 from outrider import PromptLookup, ReferenceLookup, SamplingParams, Stop
-from outrider.lab.measure import turns
-from outrider.lab.prompts import read_rows
+from outrider.bench.measure import turns
+from outrider.bench.prompts import read_rows
 from outrider.shipped import CORRECTOR, shipped
 
 DRAFTERS = {

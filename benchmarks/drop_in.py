@@ -23,14 +23,14 @@ from transformers.generation import utils
 
 from outrider.certify import Power, foreign
 from outrider.integrations import transformers as fast
-from outrider.lab.papers.wagner import compare, generate, methods
-from outrider.lab.papers.wagner_pairs import (
+from outrider.sampling.sampling_params import SamplingParams
+from outrider_lab.papers.wagner import compare, generate, methods
+from outrider_lab.papers.wagner_pairs import (
     WagnerPair,
     continued,
     shipped_pair,
     tiny_pair,
 )
-from outrider.sampling.sampling_params import SamplingParams
 
 
 def prefixes(pair: WagnerPair, prompts: int, tokens: int) -> dict[str, int]:

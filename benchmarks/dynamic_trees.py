@@ -11,9 +11,9 @@ import json
 
 import outrider
 from outrider import SamplingParams, Stop, verifiers
+from outrider.bench.intervals import interval
 from outrider.drafters import DraftModel, DynamicTree, HubTree, StaticTree
 from outrider.drafters.shapes import optimal
-from outrider.lab.intervals import interval
 from outrider.shipped import shipped
 
 #: Budget -> branching of the static trees, and depth and top_k of the dynamic ones.

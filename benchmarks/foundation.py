@@ -20,8 +20,8 @@ import torch
 
 import outrider
 from outrider import verifiers
+from outrider.bench.prompts import read_prompts
 from outrider.drafters import DraftModel, PromptLookup
-from outrider.lab.prompts import read_prompts
 from outrider.models.tree_inputs import causal
 from outrider.text.speculator import Speculator
 

@@ -27,6 +27,7 @@ from gpu_stages.record import DamagedFile, Record
 
 FAILED, UNFINISHED = 1, 3
 LOG_BYTES = 15 << 20
+LAB = Path(__file__).resolve().parent.parent / "packages" / "outrider-lab" / "src"
 WHOLE = 30 * 60  #: seconds of one command unless --limit-s says otherwise
 
 
@@ -54,6 +55,8 @@ def launch(given: argparse.Namespace, stages: Sequence[Stage], deadline: float) 
     command = [sys.executable, __file__, "--out", str(given.out), "--worker", str(deadline)]
     command += [part for stage in stages for part in ("--stage", stage.name)]
     environment = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false")
+    path = filter(None, [str(LAB), os.environ.get("PYTHONPATH")])  # nothing need be installed
+    environment["PYTHONPATH"] = os.pathsep.join(path)
     environment.setdefault("HF_HUB_OFFLINE", "1")
     if given.rehearse:
         command.append("--rehearse")

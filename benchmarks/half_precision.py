@@ -29,7 +29,7 @@ import torch
 
 import outrider
 from outrider import EngineRun, Request, SamplingParams, Stop, StopConditions
-from outrider.lab.tasks.prompts import tasks, token_ids
+from outrider_lab.tasks.prompts import tasks, token_ids
 
 HERE = Path(__file__).resolve().parent.parent
 PAIR = Path(outrider.__file__).parent / "pair"

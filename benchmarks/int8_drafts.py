@@ -19,8 +19,8 @@ from torch import Tensor
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.lab import measure
-from outrider.lab.prompts import read_prompts
+from outrider.bench import measure
+from outrider.bench.prompts import read_prompts
 from outrider.models.linear import product
 from outrider.text.speculator import Speculator
 

@@ -26,16 +26,16 @@ import torch
 
 import outrider
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
+from outrider.bench.prompts import read_prompts
 from outrider.drafters import Cascade, LayerSkip, Lookahead, NgramTable, NgramTree, Random, Suffix
 from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import Table, count
-from outrider.lab.prompts import read_prompts
-from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.models.early_exit import part
 from outrider.shipped import shipped
 from outrider.text.tokens import encode
 from outrider.types import Drafter, LanguageModel
+from outrider_lab.tasks.prompts import tasks, token_ids
 
 torch.set_num_threads(1)
 

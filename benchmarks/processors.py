@@ -73,8 +73,8 @@ def serve(path: str, core: int, dtype: str) -> None:
 
     started = time.process_time()
     import outrider
-    from outrider.lab.tasks.prompts import tasks, token_ids
     from outrider.models.calibrate import cost
+    from outrider_lab.tasks.prompts import tasks, token_ids
 
     speculator = outrider.load(path, threads=1, dtype=dtype)
     ways = {PLAIN: speculator.plain(), DEFAULT: speculator}

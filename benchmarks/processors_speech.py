@@ -83,7 +83,7 @@ def main() -> None:
     import numpy as np
     from training.whisper_recordings import asterisk, joined
 
-    from outrider.lab.papers.score import word_errors
+    from outrider_lab.papers.score import word_errors
 
     recordings = list(joined(asterisk(asked.models / "speech", "en")))[: asked.count]
     minutes = sum(len(one.samples) for one in recordings) / RATE / 60

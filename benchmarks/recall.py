@@ -10,7 +10,7 @@ process on one thread, and the clock is that thread's CPU time, prompts included
 is what `outrider.load(MODEL)` makes of it, measured costs included; "transformers" is its own
 prompt lookup in the same dtype, at the number of tokens that is best on the first prompts. The last
 lines say which goals the default reaches, and what copies could gain at most. The prompts:
-`outrider.lab.tasks`.
+`outrider_lab.tasks`.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from outrider.drafters import Recall, Suffix
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.recall import MOST
 from outrider.engine.speculation_policy import Adaptive
-from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.types import Drafter
+from outrider_lab.tasks.prompts import tasks, token_ids
 
 torch.set_num_threads(1)
 

@@ -33,8 +33,8 @@ from training.whisper_recordings import Recording, asterisk, joined
 from training.whisper_speech import RATE
 
 import outrider
-from outrider.lab.papers.score import word_errors
 from outrider.text.speculator import Speculator
+from outrider_lab.papers.score import word_errors
 
 GREEDY: dict[str, Any] = {"language": "en", "temperature": 0, "timestamps": False}
 Heard = tuple[list[str], dict[str, float]]

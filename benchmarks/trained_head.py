@@ -4,7 +4,7 @@
 
 HEAD is a folder that `outrider train-draft` made, or a shipped draft's name. All arms share one
 target; they take turns prompt by prompt on one thread, and the clock is that thread's CPU time. The
-prompts: `outrider.lab.tasks`. Heads were not trained on them.
+prompts: `outrider_lab.tasks`. Heads were not trained on them.
 """
 
 import argparse

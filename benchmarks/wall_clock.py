@@ -19,9 +19,9 @@ import torch
 
 import outrider
 from outrider import verifiers
+from outrider.bench import measure
+from outrider.bench.prompts import read_prompts
 from outrider.drafters import DrafterParts, DraftModel, DraftOptions, make
-from outrider.lab import measure
-from outrider.lab.prompts import read_prompts
 from outrider.text.speculator import Speculator
 
 #: family -> (label, drafter's name, its options, rule)

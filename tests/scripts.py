@@ -6,13 +6,14 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SOURCES = os.pathsep.join(map(str, (ROOT / "src", ROOT / "packages/outrider-lab/src")))
 
 
 def run(python, script, *words):
     """The JSON of its last line."""
     done = subprocess.run(
         [str(word) for word in (python, ROOT / "benchmarks" / script, *words)],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

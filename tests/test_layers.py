@@ -14,7 +14,7 @@ import outrider
 ROOT = Path(outrider.__file__).parent
 LAYERS = [
     {"cli"},
-    {"lab", "server", "train"},
+    {"bench", "server", "train"},
     {"integrations", "loading", "testing"},
     {"certify", "keywords", "resolve_config", "text"},
     {"speech"},
@@ -29,7 +29,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: Packages that stand on the public names: `from outrider import Sampling`.
-ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing", "train"}
+ON_PUBLIC_NAMES = {"cli", "server", "bench", "integrations", "testing", "train"}
 #: Third parties and the only places that may import them.
 HOMES = {
     "transformers": {
@@ -37,7 +37,6 @@ HOMES = {
         "speech",
         "text",
         "integrations",
-        "lab",
         "server",
         "testing",
         "train",
@@ -45,14 +44,10 @@ HOMES = {
     "tokenizers": {"text"},
     "safetensors": {"drafters", "models", "shipped", "train"},
     "triton": {"ops"},
-    "typer": {"cli", "lab"},
-    "rich": {"cli", "lab"},
-    "jinja2": {"lab"},
-    "jsonschema_rs": {"lab"},
-    "matplotlib": {"lab", "theory", "cli"},
-    "rouge_score": {"lab"},
-    "sacrebleu": {"lab"},
-    "scipy": {"lab", "speech", "theory", "certify"},
+    "typer": {"bench", "cli"},
+    "rich": {"bench", "cli"},
+    "matplotlib": {"bench", "theory", "cli"},
+    "scipy": {"bench", "speech", "theory", "certify"},
     "soundfile": {"speech"},
     "fastapi": {"server"},
     "starlette": {"server"},
@@ -143,6 +138,31 @@ def test_third_parties_stay_where_they_belong():
             if home is not None and part not in home:
                 wrong.append(f"{path}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+#: Distributions of their own, and what they may not lean on: what stands on everything else.
+BESIDE = ("outrider_lab", "outrider_pair")
+PROJECT = ROOT.parent.parent
+
+
+def test_the_core_imports_no_other_distribution():
+    wrong = []
+    for _, path, tree in sources():
+        for line, name in imports(tree):
+            if name.split(".")[0] in BESIDE:
+                wrong.append(f"{path}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_lab_stands_on_the_core_and_not_on_its_doors():
+    wrong, seen = [], 0
+    for path in sorted((PROJECT / "packages/outrider-lab/src").rglob("*.py")):
+        for line, name in imports(ast.parse(path.read_text("utf-8"))):
+            seen += name.startswith("outrider.")
+            if name.split(".")[:2] in (["outrider", "cli"], ["outrider", "server"]):
+                wrong.append(f"{path}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 100
 
 
 #: What nothing outside `ops` may know: operations are called by name, on any device.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gpu_stages.card import Card
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
-from outrider.lab.papers.wagner import WagnerPair, generate
 from outrider.models import adapt
 from outrider.stats import GRAPHS, VERBS
+from outrider_lab.papers.wagner import WagnerPair, generate
 
 PARTS = (*VERBS, *GRAPHS, "host")
 CHAIN, TREE = (1,) * 4, (3, 2, 1)

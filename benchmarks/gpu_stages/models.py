@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_stages.card import Card
-from outrider.lab.papers.wagner_pairs import (
+from outrider_lab.papers.wagner_pairs import (
     WagnerPair,
     WagnerPrompt,
     continued,

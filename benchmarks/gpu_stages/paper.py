@@ -12,7 +12,7 @@ import torch
 from gpu_stages.card import Card
 from gpu_stages.plan import Item
 from gpu_stages.verification import launches_of
-from outrider.lab.papers import wagner, wagner_pairs, wagner_tables
+from outrider_lab.papers import wagner, wagner_pairs, wagner_tables
 
 VOCABULARIES = (32_000, 50_257, 51_864, 151_936)
 

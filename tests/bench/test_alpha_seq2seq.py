@@ -12,7 +12,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 from outrider import DraftModel, Engine, Root, SamplingParams, Speculator
 from outrider.drafters import ReferenceLookup
 from outrider.errors import ConfigurationError
-from outrider.lab.papers import (
+from outrider.models import adapt
+from outrider.text.decoder_prompt import DecoderPrompt
+from outrider_lab.papers import (
     alpha,
     alpha_drafters,
     alpha_measure,
@@ -21,9 +23,7 @@ from outrider.lab.papers import (
     options,
     score,
 )
-from outrider.lab.papers.alpha_drafters import AlphaCopies, AlphaSource, cut
-from outrider.models import adapt
-from outrider.text.decoder_prompt import DecoderPrompt
+from outrider_lab.papers.alpha_drafters import AlphaCopies, AlphaSource, cut
 
 VOCAB = 32
 START = 0

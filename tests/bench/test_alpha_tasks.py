@@ -10,7 +10,7 @@ from test_experiments import _Letters, _Notes
 
 from outrider import DraftModel, Engine, Root, Speculator
 from outrider.errors import ConfigurationError
-from outrider.lab.papers import alpha, alpha_drafters, alpha_tasks, options
+from outrider_lab.papers import alpha, alpha_drafters, alpha_tasks, options
 from tiny import VOCAB, pair
 
 

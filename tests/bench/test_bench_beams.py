@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from outrider import DraftModel, Engine, Root, Speculator
-from outrider.lab.papers import beams
+from outrider_lab.papers import beams
 from tiny import VOCAB, pair
 
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from browsing import requested
 from outrider.errors import ConfigurationError
-from outrider.lab.book import pages, plan, readme, report, runs, svg
-from outrider.lab.book.plan import OTHERS, OWN, BookRun
-from outrider.lab.book.runs import Record
-from outrider.lab.papers import app
-from outrider.lab.papers.record import Store, entitle
+from outrider_lab.book import pages, plan, readme, report, runs, svg
+from outrider_lab.book.plan import OTHERS, OWN, BookRun
+from outrider_lab.book.runs import Record
+from outrider_lab.papers import app
+from outrider_lab.papers.record import Store, entitle
 
 HOSTILE = "<script>document.title = 'gone'</script>"
 

@@ -9,9 +9,9 @@ from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.lab import bandwidth
-from outrider.lab.equivalence import equivalence
-from outrider.lab.papers import chen
+from outrider_lab import bandwidth
+from outrider_lab.equivalence import equivalence
+from outrider_lab.papers import chen
 
 
 def short(tasks):

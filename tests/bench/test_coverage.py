@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outrider.lab import compare, intervals, measure
-from outrider.lab.papers import (
+from outrider.bench import compare, intervals, measure
+from outrider_lab.papers import (
     alpha,
     alpha_quality,
     beams,
@@ -28,7 +28,7 @@ from outrider.lab.papers import (
     trees,
     wagner,
 )
-from outrider.lab.tasks import tables
+from outrider_lab.tasks import tables
 
 PROMPTS, BUDGET, GAMMA, REPEATS, MANY = 20, 96, 4, 2, 40_000
 WORDS = 12  #: of a written text

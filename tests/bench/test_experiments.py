@@ -15,7 +15,9 @@ from outrider.certify import Power, certify
 from outrider.certify.laws import CertifiedText, score
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.errors import ConfigurationError
-from outrider.lab.papers import (
+from outrider.models import LlamaRunner, TreeDecoder
+from outrider.theory import length, transport
+from outrider_lab.papers import (
     alpha_measure,
     alpha_tasks,
     app,
@@ -26,9 +28,7 @@ from outrider.lab.papers import (
     tree_tables,
     trees,
 )
-from outrider.lab.papers.alpha_drafters import AlphaSource, cut
-from outrider.models import LlamaRunner, TreeDecoder
-from outrider.theory import length, transport
+from outrider_lab.papers.alpha_drafters import AlphaSource, cut
 from tiny import VOCAB, llama, pair
 
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 6, 1, 2, 3, 7, 3, 1, 2, 9, 9, 1]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.lab.book import findings, report
-from outrider.lab.book.pages import Page
-from outrider.lab.papers import theory, toy
-from outrider.lab.papers.k_sweep import PANEL
-from outrider.lab.papers.record import Store
+from outrider_lab.book import findings, report
+from outrider_lab.book.pages import Page
+from outrider_lab.papers import theory, toy
+from outrider_lab.papers.k_sweep import PANEL
+from outrider_lab.papers.record import Store
 
 
 def page(experiment, tables, **settings):

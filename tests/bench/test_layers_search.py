@@ -8,11 +8,11 @@ from transformers import DynamicCache
 from typer.testing import CliRunner
 
 from outrider.errors import UnsupportedModel
-from outrider.lab.papers import app, layers
 from outrider.models import LlamaRunner, TreeDecoder, layer_subset
 from outrider.models.early_exit import part
 from outrider.shipped import shipped
 from outrider.testing import encoder_decoders
+from outrider_lab.papers import app, layers
 from tiny import llama
 
 LAYERS, KEPT, HEAT = 4, (0, 2, 3), 0.7

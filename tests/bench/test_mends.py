@@ -12,10 +12,10 @@ from test_experiments import _Letters, _Notes, _tiny_pair
 from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop
+from outrider.bench import drawing, timeline
 from outrider.cli import colorize
 from outrider.engine.outputs import StepOutput, Trace
-from outrider.lab import drawing, timeline
-from outrider.lab.papers import (
+from outrider_lab.papers import (
     alpha,
     alpha_measure,
     alpha_tasks,
@@ -27,8 +27,8 @@ from outrider.lab.papers import (
     tree_runs,
     tree_tables,
 )
-from outrider.lab.papers.alpha_drafters import AlphaSource
-from outrider.lab.quiet import quiet_profiler
+from outrider_lab.papers.alpha_drafters import AlphaSource
+from outrider_lab.quiet import quiet_profiler
 from tiny import pair
 
 ROWS = [{"prompt": f"def f{i}(x):"} for i in range(3)]
@@ -203,7 +203,7 @@ def test_a_profilers_chatter_stays_inside(capfd):
 @pytest.mark.slow
 def test_bench_wagners_memory_says_nothing_on_stderr():
     code = (
-        "from outrider.lab.papers import wagner; "
+        "from outrider_lab.papers import wagner; "
         "print(wagner.allocated(wagner.methods()['transformers'][0], 5, 64, 'cpu') > 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import outrider
-from outrider.lab.papers import one_step, record
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.tokens import encode
+from outrider_lab.papers import one_step, record
 
 PROMPT = "def add(a, b):\n    return"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.lab.papers import published
+from outrider_lab.papers import published
 
 FOLDER = Path(__file__).parents[2] / "tools" / "papers"
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from outrider import drafters
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.lab.papers import app
-from outrider.lab.tasks import arms, experiment, sandbox, scores, spec_bench, tables
-from outrider.lab.tasks.prompts import KINDS, tasks, token_ids
-from outrider.lab.tasks.run import TaskAnswers
+from outrider_lab.papers import app
+from outrider_lab.tasks import arms, experiment, sandbox, scores, spec_bench, tables
+from outrider_lab.tasks.prompts import KINDS, tasks, token_ids
+from outrider_lab.tasks.run import TaskAnswers
 
 #: The thirteen categories of Spec-Bench, MT-bench's eight among them.
 CATEGORIES = {

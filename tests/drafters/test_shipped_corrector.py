@@ -7,7 +7,7 @@ import torch
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.lab.prompts import read_rows
+from outrider.bench.prompts import read_rows
 from outrider.shipped import CORRECTOR, parameters, shipped
 
 ROWS = 3

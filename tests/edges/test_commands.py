@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
+from outrider.bench.prompts import read_prompts, read_rows
 from outrider.certify import Power, matrix
 from outrider.errors import ConfigurationError, PromptError
-from outrider.lab.prompts import read_prompts, read_rows
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.shipped import shipped
 

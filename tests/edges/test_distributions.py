@@ -5,20 +5,28 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
 from hatchling.builders.wheel import WheelBuilder
+from typer.testing import CliRunner
 
 import outrider as package
 from outrider import shipped as module
+from outrider.cli import plugins
 from outrider.errors import ConfigurationError
 from outrider.shipped import DRAFTS, is_shipped, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "packages" / "outrider-pair"
+LAB = ROOT / "packages" / "outrider-lab"
 CORE_BYTES = 5 << 20  #: the most of the core's wheel
 INSTALL = "pip install 'outrider[pair]'"
+INSTALL_LAB = (
+    "`outrider bench` needs outrider-lab, which is not installed; pip install outrider-lab"
+)
 
 
 def held(project):
@@ -42,7 +50,8 @@ def test_the_core_has_its_kernels_sources_and_no_weights():
     files, added = held(ROOT)
     assert {"outrider/loading.py", "outrider/models/cpu_kernels/kernels.c"} <= set(files)
     assert not added
-    assert not [path for path in files if path.startswith("outrider/pair")]
+    assert not [path for path in files if path.startswith(("outrider/pair", "outrider/lab"))]
+    assert {path.partition("/")[0] for path in files} == {"outrider"}
     assert sum(source.stat().st_size for source in files.values()) < CORE_BYTES
 
 
@@ -94,6 +103,73 @@ def test_what_is_not_installed_is_nobodys_path(no_pair):
     assert not is_shipped("target", "target")
 
 
+def test_the_lab_has_its_pages_and_published_numbers():
+    files, added = held(LAB)
+    data = {"papers/published.json", "tasks/prompts.jsonl", "book/report.html"}
+    assert {f"outrider_lab/{path}" for path in data} <= set(files)
+    assert not added
+    assert (LAB / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Calls a command line to which entry points bring commands."""
+
+    def call(points, *words):
+        made = [
+            metadata.EntryPoint(name, value, plugins.GROUP)._for(Distribution(of))
+            for of, name, value in points
+        ]
+        monkeypatch.setattr(metadata, "entry_points", lambda group: made)
+        app = typer.Typer()
+        app.command("generate")(lambda: None)
+        app.command("chat")(lambda: None)
+        plugins.register(app)
+        return CliRunner().invoke(app, words)
+
+    return call
+
+
+class Distribution:
+    """All that is asked of one."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+def test_bench_without_the_lab_says_how_to_install_it(commands):
+    for words in (["bench"], ["bench", "--help"], ["bench", "alpha", "--out", "x", "-q"]):
+        assert str(commands([], *words).exception) == INSTALL_LAB
+    assert "bench" not in commands([], "--help").output
+
+
+def test_a_command_that_cannot_be_imported_is_named_and_the_others_work(commands):
+    points = [("a-lab", "x", "no_such_module:app"), ("fine", "y", "outrider_lab.papers:app")]
+    told = str(commands(points, "x", "--any").exception)
+    assert "'x' of a-lab (no_such_module:app) cannot be imported" in told
+    assert "k-sweep" in commands(points, "y", "--help").output
+    assert commands(points, "generate").exit_code == 0
+
+
+def test_two_packages_with_one_command_are_both_named(commands):
+    points = [("a-lab", "x", "outrider_lab.papers:app"), ("b-lab", "x", "b:app")]
+    told = str(commands(points, "x").exception)
+    assert "a-lab (outrider_lab.papers:app), b-lab (b:app); uninstall one" in told
+
+
+@pytest.mark.parametrize("value", ["pathlib:Path", "math:pi"])
+def test_what_is_no_command_is_refused(commands, value):
+    told = str(commands([("a-lab", "x", value)], "x").exception)
+    assert "is a typer.Typer or a function; got" in told
+    assert f"from a-lab ({value})" in told
+
+
+def test_a_command_of_ours_stays_ours(commands, capsys):
+    points = [("a-lab", "generate", "outrider_lab.papers:app")]
+    assert commands(points, "generate").exit_code == 0
+    assert "outrider has a command 'generate'" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     """The wheels of all distributions."""
@@ -108,6 +184,8 @@ class Fresh:
     """An environment of its own with the libraries of this one, and wheels of ours."""
 
     def __init__(self, where, wheels):
+        here = os.environ.items()
+        self.environment = {name: value for name, value in here if name != "PYTHONPATH"}
         venv.create(where, with_pip=False, symlinks=True)
         self.bin = where / "bin"
         mine = Path(sysconfig.get_path("purelib", vars={"base": where, "platbase": where}))
@@ -116,14 +194,14 @@ class Fresh:
                 (mine / path.name).symlink_to(path)
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install"]
         for wheel in wheels:
-            subprocess.run([*pip, "--no-index", "--no-deps", "-q", wheel], check=True)
+            install = [*pip, "--no-index", "--no-deps", "-q", wheel]
+            subprocess.run(install, env=self.environment, check=True)
 
     def outrider(self, *words):
-        told = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
             [self.bin / "outrider", *map(str, words)],
             cwd=self.bin,
-            env=told | {"OMP_NUM_THREADS": "1", "OUTRIDER_COMPILED": "0"},
+            env=self.environment | {"OMP_NUM_THREADS": "1", "OUTRIDER_COMPILED": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -140,14 +218,23 @@ def test_the_core_alone_runs_a_model_folder(wheels, tmp_path):
         "generate", "-m", model, "-n", 8, "--dtype", "float32", "--threads", 1, "def f(x):"
     )
     assert run.returncode == 0, run.stderr
-    for words in (["demo"], ["chat"], ["serve", "--port", "0"]):
+    for words, told in (
+        (["demo"], INSTALL),
+        (["chat"], INSTALL),
+        (["serve", "--port", "0"], INSTALL),
+        (["bench", "toy", "--out", "x"], INSTALL_LAB),
+    ):
         refused = core.outrider(*words)
         assert refused.returncode == 2
-        assert INSTALL in " ".join(refused.stderr.split())
+        assert told in " ".join(refused.stderr.split())
+    assert "bench" not in core.outrider("--help").stdout
 
 
 @pytest.mark.slow
-def test_core_and_pair_run_what_is_shipped(wheels, tmp_path):
-    both = Fresh(tmp_path / "both", [wheels["outrider"], wheels["outrider_pair"]])
-    run = both.outrider("generate", "-n", 8, "--dtype", "float32", "--threads", 1, "def f(x):")
+def test_together_they_run_what_is_shipped_and_the_experiments(wheels, tmp_path):
+    every = Fresh(tmp_path / "every", wheels.values())
+    assert "k-sweep" in every.outrider("bench", "--help").stdout
+    toy = every.outrider("bench", "toy", "--no-pictures", "--out", tmp_path / "toy")
+    assert toy.returncode == 0, toy.stderr
+    run = every.outrider("generate", "-n", 8, "--dtype", "float32", "--threads", 1, "def f(x):")
     assert run.returncode == 0, run.stderr

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from outrider import DraftModel, Engine, RequestStats, SamplingParams, StopConditions
+from outrider.bench.measure import Timed
 from outrider.drafters import Paths
-from outrider.lab.measure import Timed
 from outrider.ops import use
 from outrider.stats import VERBS
 from tiny import DRAFTERS, PROMPTS, VOCAB, decode, pair

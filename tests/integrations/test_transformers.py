@@ -231,8 +231,8 @@ def test_the_device_path_accepts_the_same_prefix_in_the_interpreter(seed):
 
 def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
     """Both functions on every step of a real generation, with the same uniforms."""
-    from outrider.lab.papers.wagner import generate
-    from outrider.lab.papers.wagner_pairs import shipped_pair
+    from outrider_lab.papers.wagner import generate
+    from outrider_lab.papers.wagner_pairs import shipped_pair
 
     counts = []
 
@@ -255,8 +255,8 @@ def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
 
 def _recorded(prompts, tokens):
     """(draft logits, target logits) of every step of real generations of the shipped pair."""
-    from outrider.lab.papers.wagner import WagnerCalls, generate, measured
-    from outrider.lab.papers.wagner_pairs import shipped_pair
+    from outrider_lab.papers.wagner import WagnerCalls, generate, measured
+    from outrider_lab.papers.wagner_pairs import shipped_pair
 
     steps = []
 
@@ -315,9 +315,9 @@ def test_the_shipped_pair_is_answered_by_the_target_s_law():
 def test_texts_of_the_shipped_pair_follow_its_target():
     """What patched assisted generation writes, certified against the target's law."""
     from outrider.certify import Power, foreign
-    from outrider.lab.papers.wagner import generate
-    from outrider.lab.papers.wagner_pairs import shipped_pair
     from outrider.sampling.sampling_params import SamplingParams
+    from outrider_lab.papers.wagner import generate
+    from outrider_lab.papers.wagner_pairs import shipped_pair
 
     pair = shipped_pair(6)
     numbers = {tuple(prompt[0].tolist()): i for i, prompt in enumerate(pair.prompts)}

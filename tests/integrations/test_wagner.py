@@ -4,14 +4,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from outrider.bench.intervals import Interval
 from outrider.cli import app
 from outrider.errors import ConfigurationError
-from outrider.lab import profiling
-from outrider.lab.intervals import Interval
-from outrider.lab.papers import wagner, wagner_pairs, wagner_pictures, wagner_tables
-from outrider.lab.papers.score import ROUGE_1
-from outrider.lab.papers.wagner_pairs import tiny_pair
 from outrider.ops.baselines import Paper
+from outrider_lab import profiling
+from outrider_lab.papers import wagner, wagner_pairs, wagner_pictures, wagner_tables
+from outrider_lab.papers.score import ROUGE_1
+from outrider_lab.papers.wagner_pairs import tiny_pair
 
 METHODS = ["transformers", "paper exact", "paper sigmoid (lossy)", "outrider"]
 

@@ -12,18 +12,18 @@ from safetensors.torch import save_file
 from transformers import GenerationMixin
 
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
-from outrider.lab.papers import (
+from outrider.models.layer_subset_source import LayerSubsetSource
+from outrider.models.sources import ModelSource
+from outrider.shipped import shipped
+from outrider_lab.papers import (
     wagner,
     wagner_engine,
     wagner_pairs,
     wagner_speech,
     wagner_tables,
 )
-from outrider.lab.papers.score import word_errors
-from outrider.lab.recordings import read_folder
-from outrider.models.layer_subset_source import LayerSubsetSource
-from outrider.models.sources import ModelSource
-from outrider.shipped import shipped
+from outrider_lab.papers.score import word_errors
+from outrider_lab.recordings import read_folder
 
 
 def written(folder, name, seconds, seed=0):

@@ -242,7 +242,9 @@ def test_every_load_of_the_package_goes_through_one_module():
     assert len(seen) == 7
 
 
-@pytest.mark.parametrize("where", ["src", "benchmarks", "training", "tools", "examples"])
+@pytest.mark.parametrize(
+    "where", ["src", "packages", "benchmarks", "training", "tools", "examples"]
+)
 def test_scripts_say_false_and_unpickle_weights_alone(where):
     for path, node, called in calls(ROOT / where):
         told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}

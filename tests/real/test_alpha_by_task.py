@@ -8,7 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from outrider.lab.papers import app
+from outrider_lab.papers import app
 
 pytestmark = pytest.mark.real
 SMALL = ("--quick", "--no-pictures", "--timed", "0", "--threads", "1")

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
 from outrider import SamplingParams
+from outrider.bench.prompts import read_prompts
 from outrider.certify import Power, certify, foreign
-from outrider.lab.prompts import read_prompts
 from outrider.shipped import shipped
 
 pytestmark = pytest.mark.real

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from outrider.bench import rates
+from outrider.bench.steps import Steps
 from outrider.costs import Sizes
-from outrider.lab import rates
-from outrider.lab.steps import Steps
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import llama
 from outrider.theory import capacity

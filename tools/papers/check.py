@@ -21,7 +21,7 @@ import leviathan
 import wagner
 from printed import Row
 
-from outrider.lab.papers import published
+from outrider_lab.papers import published
 
 TEXTS = {
     "chen": "chen-2023-speculative-sampling.txt",

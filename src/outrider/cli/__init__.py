@@ -16,13 +16,13 @@ from outrider.cli import (
     demo,
     generate,
     plan,
+    plugins,
     serve,
     train_draft,
     transcribe,
 )
 from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
-from outrider.lab import papers as bench
 from outrider.models import isa
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -54,7 +54,6 @@ def common(
     isa.level()  # a misspelt OUTRIDER_ISA is an error of every command
 
 
-app.add_typer(bench.app, name="bench")
 app.command("batch")(batch.batch)
 app.command("certify")(certify.command)
 app.command("chat")(chat.chat)
@@ -65,6 +64,7 @@ app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("train-draft")(train_draft.command)
 app.command("transcribe")(transcribe.transcribe)
+plugins.register(app)
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.bench.progress import bar
 from outrider.certify import Power
 from outrider.cli import certify_inputs, options
 from outrider.cli.console import out
 from outrider.drafters import DRAFTERS, get
 from outrider.errors import ConfigurationError
-from outrider.lab.progress import bar
 from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:

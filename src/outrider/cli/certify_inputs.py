@@ -27,7 +27,7 @@ def read(speculator: "Speculator", prompts: Path | None, sources: Path | None) -
 
     Sources are texts or, for speech to text, recordings: one a line, or JSON lines with `source`.
     """
-    from outrider.lab.prompts import read_rows
+    from outrider.bench.prompts import read_rows
     from outrider.text.prompts import PromptEncoder
 
     if speculator.engine.target.reads == "text":
@@ -60,7 +60,7 @@ def read(speculator: "Speculator", prompts: Path | None, sources: Path | None) -
 
 
 def _prompts(speculator: "Speculator", path: Path | None) -> list[list[int]]:
-    from outrider.lab.prompts import read_prompts
+    from outrider.bench.prompts import read_prompts
 
     texts = read_prompts(path)
     if speculator.tokenizer is None:

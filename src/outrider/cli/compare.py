@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.bench.progress import counter
+from outrider.bench.terminal import put
 from outrider.cli import options
 from outrider.cli.console import figures, out
 from outrider.cli.options import parse_branching
-from outrider.lab.progress import counter
-from outrider.lab.terminal import put
 
 if TYPE_CHECKING:
     from outrider.certify.report import Row
@@ -76,7 +76,7 @@ def compare(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare with plain decoding and with transformers on the same prompts, interleaved."""
-    from outrider.lab.compare import ComparePlan, Comparison
+    from outrider.bench.compare import ComparePlan, Comparison
 
     trees = tuple(parse_branching(text) or () for text in branching or ())
     plan = ComparePlan(
@@ -109,7 +109,7 @@ def compare(
 
 def show(document: "Row") -> None:
     """The document as tables."""
-    from outrider.lab.intervals import Interval
+    from outrider.bench.intervals import Interval
 
     chosen = document["settings"]
     out.print(

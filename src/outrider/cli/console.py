@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich import box
 from rich.table import Table
 
-from outrider.lab.terminal import console
+from outrider.bench.terminal import console
 from outrider.models import budget
 
 EXIT_SOME = 1  #: some files or requests failed, the others are done

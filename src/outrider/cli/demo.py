@@ -7,9 +7,9 @@ from rich.panel import Panel
 from rich.table import Table
 
 from outrider import verifiers
+from outrider.bench.progress import counter
 from outrider.cli import colorize
 from outrider.cli.console import LOADING, out, working
-from outrider.lab.progress import counter
 from outrider.shipped import parameters
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def demo(
 
 def pick() -> list[str]:
     """One prompt of each demo module, or the first ones if a module has none."""
-    from outrider.lab.prompts import read_rows
+    from outrider.bench.prompts import read_rows
 
     every = read_rows()
     chosen: list[dict[str, str]] = []
@@ -90,8 +90,8 @@ def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
 
 
 def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) -> None:
-    from outrider.lab import measure
-    from outrider.lab.intervals import LEAST
+    from outrider.bench import measure
+    from outrider.bench.intervals import LEAST
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.stop import Stop
 

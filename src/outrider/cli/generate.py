@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 import typer
 
 from outrider import verifiers
+from outrider.bench.drawing import file, pyplot
+from outrider.bench.terminal import put
 from outrider.cli import colorize, describe_plan, options
 from outrider.cli.chat import conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.inputs import read_file, read_prompt, read_source
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
-from outrider.lab.drawing import pyplot
-from outrider.lab.terminal import put
 from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def generate(
     verbose: options.Verbose = False,
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
-    from outrider.lab.timeline import draw, lines
+    from outrider.bench.timeline import draw, lines
     from outrider.resolve_config import seen
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.speculator import Speculator
@@ -143,8 +143,6 @@ def generate(
 
 def _drawable(path: Path | None, beams: "Beams | None") -> None:
     """Say what a picture lacks before a model is loaded."""
-    from outrider.lab.papers.record import file
-
     if path is None:
         return
     if beams is not None:

@@ -215,7 +215,7 @@ def _measured(
     model: "ModelSource | None", dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
 ) -> "Machine":
     """This processor's rates with this model."""
-    from outrider.lab.rates import measured
+    from outrider.bench.rates import measured
     from outrider.loading import load
     from outrider.models import TreeDecoder
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from outrider.bench.progress import bar
+from outrider.bench.terminal import put
 from outrider.cli import options, options_transcribe
 from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
-from outrider.lab.progress import bar
-from outrider.lab.terminal import put
 from outrider.speech.formats import FORMATS, written
 
 if TYPE_CHECKING:

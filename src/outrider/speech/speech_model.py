@@ -135,7 +135,8 @@ def opened(
             except OSError:
                 if (Path(given) / EXTRACTOR).is_file():
                     raise  # it is there, and broken
-            _check_windows(extractor, model.config)
+            else:
+                _check_windows(extractor, model.config)
     return WhisperModel(name, model, tokenizer, extractor, None if other is None else usual(other))
 
 

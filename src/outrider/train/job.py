@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError
@@ -31,8 +32,8 @@ from outrider.train.loop import Progress, Trainer
 from outrider.train.loss import Losses
 from outrider.train.students import HeadStudent, LayerStudent, Student, usual_taps
 from outrider.train.task import Task
-from outrider.train.vocabulary import frequent
 
+LIKELY = 4  #: of the target's likeliest tokens, how many of each place are counted
 Show = Callable[[str, int, int], None]  #: what is done now, how much is done, of how much
 
 
@@ -168,3 +169,16 @@ def _same(path: Path, fingerprint: str, otherwise: str) -> None:
             "another --out, or delete that folder"
         )
     path.write_text(json.dumps(fingerprint), "utf-8")
+
+
+def frequent(texts: Sequence[Features], vocab_size: int, most: int) -> Tensor:
+    """The `most` tokens [K] that the target finds likely most often (FR-Spec's idea), growing.
+
+    Fewer if the texts know fewer.
+    """
+    counts = torch.zeros(vocab_size)
+    for text in texts:
+        likely = text.top_ids_NM[text.start - 1 :, :LIKELY].flatten().long()
+        counts += torch.bincount(likely, minlength=vocab_size)
+    known = int((counts > 0).sum())
+    return counts.topk(min(most, known)).indices.sort().values

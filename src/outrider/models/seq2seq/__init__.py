@@ -1,14 +1,16 @@
-"""Encoder-decoders: one runner for all, and a small file for each family that needs more."""
+"""Encoder-decoders: one runner for all, and a small class for each family that needs more."""
 
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.models.config import decoder_of, read
-from outrider.models.seq2seq.bigbird_pegasus import BigBirdPegasusRunner
-from outrider.models.seq2seq.moonshine import MoonshineRunner
-from outrider.models.seq2seq.roberta import RobertaRunner
+from outrider.models.seq2seq.families import (
+    BigBirdPegasusRunner,
+    MoonshineRunner,
+    RobertaRunner,
+    SpeechToTextRunner,
+    StatesRunner,
+)
 from outrider.models.seq2seq.runner import Seq2SeqRunner
-from outrider.models.seq2seq.speech_to_text import SpeechToTextRunner
-from outrider.models.seq2seq.states import StatesRunner
 
 #: Families checked by tests/models/test_seq2seq.py, by transformers' model_type.
 SUPPORTED = frozenset(

@@ -1,0 +1,1 @@
+"""The papers' experiments, tasks by kind of text, and the book that gathers what they found."""

@@ -1,0 +1,147 @@
+"""Options that the experiments share, written once."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.bench.drawing import pyplot
+from outrider.bench.gathered import Target, Threads, gathered
+from outrider.bench.prompts import read_rows
+from outrider.certify.report import Row
+from outrider.errors import ConfigurationError
+from outrider.shipped import CORRECTOR, shipped
+from outrider_lab.papers.record import folder
+
+if TYPE_CHECKING:
+    from outrider.text.speculator import Speculator
+
+Draft = Annotated[str | None, typer.Option("--draft-model", help="Draft model; goes with --model.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with 'prompt' (and 'reference'), or plain lines; default: held-out code."
+    ),
+]
+
+
+def both(target: str | None, draft: str | None) -> None:
+    """Refuse half a pair."""
+    if (target is None) != (draft is None):
+        raise ConfigurationError(
+            f"a pair needs both --model and --draft-model; got {target or draft!r} alone; give "
+            f"both or "
+            "neither"
+        )
+
+
+Out = Annotated[Path, typer.Option(help="Folder for tables and pictures; runs resume from it.")]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick", help="Under five minutes on two cores: smaller, whatever else is asked."
+    ),
+]
+Pictures = Annotated[
+    bool, typer.Option("--pictures/--no-pictures", help="Also PNG and SVG (needs matplotlib).")
+]
+Seed = Annotated[int, typer.Option(help="Of all draws; recorded with the results.")]
+TopP = Annotated[
+    float, typer.Option(help="Nucleus: only the likeliest tokens up to this mass; 1 is off.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+RESULTS = Path("bench-results")
+
+
+@dataclass(frozen=True)
+class PaperRequest:
+    """What every experiment on a pair is told; `with_asked` makes options of it."""
+
+    out: Out = RESULTS
+    quick: Quick = False
+    pictures: Pictures = True
+    target: Target = None
+    draft: Draft = None
+    prompts: Prompts = None
+    seed: Seed = 0
+    dtype: Dtype = "auto"
+    threads: Threads = None
+
+    def load(self, drafter: str | None = None) -> "Speculator":
+        """The models; with `drafter` the one of that name, which needs no draft model.
+
+        What is missing for the results is said before anything is loaded or measured.
+        """
+        from outrider.loading import load
+
+        folder(self.out)
+        if self.pictures:
+            pyplot()
+        count = "auto" if self.threads is None else self.threads
+        models = self.target, self.draft
+        return load(*models, drafter=drafter, dtype=self.dtype, threads=count, planner="fixed")
+
+    def pair(self) -> "Speculator":
+        """The pair."""
+        both(self.target, self.draft)
+        return self.load()
+
+    def pair_or_alone(self) -> "Speculator":
+        """The pair, or a target without a draft."""
+        return self.pair() if self.target is None or self.draft is not None else self.load("root")
+
+
+#: A command whose parameter `asked` is typed as one option for each field of `PaperRequest`.
+with_asked = partial(gathered, "asked", PaperRequest)
+
+
+def layers_of(given: str) -> tuple[int, ...]:
+    """Numbers of layers to be left out, as `--skip` has them."""
+    try:
+        return tuple(int(part) for part in given.split(","))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--skip takes numbers of layers with commas between; got {given!r}; write 3,4,5"
+        ) from error
+
+
+def reads_sources(target: str | None) -> bool:
+    """Whether this is an encoder-decoder; False for what cannot be read."""
+    from outrider.models import pretrained
+
+    if target is None or target == CORRECTOR:
+        return target is not None
+    try:
+        return bool(pretrained.read_config(target, trust=False).is_encoder_decoder)
+    except (OSError, ValueError):
+        return False
+
+
+def alpha_rows(
+    asked: PaperRequest, recordings: Path | None, language: str, most: int
+) -> list[Row] | None:
+    """What `bench alpha` is measured on, if it is not what the model itself asks for."""
+    from outrider_lab.papers.alpha_tasks import recorded_rows
+
+    if recordings is not None:
+        if asked.prompts is not None or asked.target is None:
+            raise ConfigurationError(
+                f"--recordings go with a Whisper --model, without --prompts; got "
+                f"{str(recordings)!r}"
+            )
+        return recorded_rows(recordings, language, most)
+    if reads_sources(asked.target):
+        return source_rows(asked.target, asked.prompts)
+    return None if asked.prompts is None else read_rows(asked.prompts)
+
+
+def source_rows(target: str | None, prompts: Path | None) -> list[Row]:
+    """What an encoder-decoder reads: the held-out pairs for the corrector, else a file's."""
+    if prompts is None and target != CORRECTOR:
+        raise ConfigurationError(
+            f"an encoder-decoder needs texts to read; got {target!r} without --prompts; give a "
+            "file of JSON lines with 'source' (and 'reference'), or plain lines"
+        )
+    return read_rows(prompts or shipped(CORRECTOR) / "heldout_pairs.jsonl", "source")

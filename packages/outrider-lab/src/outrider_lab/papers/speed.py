@@ -1,0 +1,80 @@
+"""What speculation is worth: speculative against plain decoding, and the most it could be worth.
+
+Arms take turns on every prompt in one process, with one dtype and one packing; times are those of
+decoding, without the prompt. The ceiling is what the measured acceptance and the models' own times
+would allow if everything else were free (`measure.SpeedCeiling`); each is measured apart, so that
+it can be passed by a little.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from outrider.bench import measure
+from outrider.bench.progress import Show
+from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
+from outrider_lab.papers import record
+
+PLAIN, SPECULATIVE = "plain", "speculative"
+TEMPERATURES = (0.0, 0.6, 1.0)
+
+
+def run(
+    pair: Speculator,
+    prompts: Sequence[str],
+    out: Path,
+    progress: Show,
+    *,
+    new_tokens: int = 64,
+    repeats: int = 2,
+) -> record.Tables:
+    """A row for each temperature; one that has been measured is not measured again."""
+    settings = {
+        "drafter": pair.engine.drafter.name,
+        "drafted tokens": pair.engine.shapes[0].max_nodes - 1,
+        "prompts": len(prompts),
+        "of": record.of_prompts(prompts),
+        "new tokens": new_tokens,
+        "repeats": repeats,
+    } | record.of_pair(pair.notes)
+    store = record.Store(out, "speed", settings)
+    rows: list[record.Row] = []
+    for number, t in enumerate(TEMPERATURES):
+        progress(f"T = {t:g}", number, len(TEMPERATURES))
+        found = store.get(f"T {t:g}", _measured, pair, prompts, t, new_tokens, repeats)
+        rows.append({"T": t} | found["figures"])
+    tables = {"speed": rows}
+    store.write(tables)
+    return tables
+
+
+def _measured(
+    pair: Speculator, prompts: Sequence[str], t: float, new_tokens: int, repeats: int
+) -> record.Row:
+    """Both arms on every prompt at one temperature."""
+    arms = {PLAIN: pair.plain(), SPECULATIVE: pair}
+    stop = Stop(new_tokens, token_ids=())
+    trials = measure.interleave(
+        arms, prompts, lambda number: SamplingParams(t, seed=number), stop, repeats
+    )
+    ratio = measure.ratio(trials, SPECULATIVE, PLAIN)
+    top = measure.ceiling(trials, SPECULATIVE, PLAIN)
+    stats = [trial.result.stats for trial in trials if trial.arm == SPECULATIVE]
+    steps, laws = sum(s.engine_steps for s in stats), sum(s.overlaps for s in stats)
+    figures = {
+        "tokens a call": top.tokens_per_step,
+        "times faster": ratio.value,
+        "interval": ratio.text(2),
+        "sign": ratio.sign(1.0),
+        "ceiling": top.ceiling,
+        "reached": top.reached,
+        "alpha": sum(s.overlap for s in stats) / laws if laws else None,
+        "plain ms": top.score_one_ms,
+        "target ms": top.score_block_ms,
+        "draft ms": top.propose_ms,
+        "verify ms": sum(s.verify_ms for s in stats) / steps,
+        "host ms": sum(s.host_ms for s in stats) / steps,
+        "prompts": ratio.prompts,
+    }
+    return {"figures": figures}

@@ -1,0 +1,1 @@
+"""What commands measure with: timed comparisons, intervals, prompts, rates, pictures."""

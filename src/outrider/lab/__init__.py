@@ -1,1 +1,0 @@
-"""Measuring: timed comparisons, the papers' experiments, and kernels to compare with."""

@@ -1,0 +1,136 @@
+"""Encoder-decoders, and decoders of composites, that need more than slots and positions."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.models.moonshine.modeling_moonshine import MoonshineEncoderModelOutput
+from transformers.utils import ModelOutput
+
+from outrider.models.config import encoder_of
+from outrider.models.hf import Mask
+from outrider.models.model_lock import alone
+from outrider.models.seq2seq.input_modality import TextInput, by_length
+from outrider.models.seq2seq.reader import EncoderReader
+from outrider.models.seq2seq.runner import Seq2SeqRunner
+from outrider.types import Encoded, Inputs, RowStore
+
+
+class StatesRunner(Seq2SeqRunner):
+    """Runs the decoder through `ForCausalLM.forward`, with states that another model made."""
+
+    prefix = ""
+
+    def __init__(self, model: PreTrainedModel, shares: bool = True) -> None:
+        super().__init__(model, shares=True)
+
+    def _takes_positions(self) -> bool:
+        return "position_ids" in inspect.signature(self._decoder.forward).parameters
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """States by the name that the family has for them."""
+        name = "encoder_outputs" if "encoder_outputs" in self._takes else "encoder_hidden_states"
+        source: dict[str, object] = {name: states}
+        if seen is not None and "encoder_attention_mask" in self._takes:
+            source["encoder_attention_mask"] = seen
+        return source
+
+
+@contextmanager
+def _as_configured(model: PreTrainedModel) -> Iterator[None]:
+    """The attention that the configuration names, before and after; one thread at a time."""
+    with alone(model):
+        encoder = model.get_encoder()
+        encoder.set_attention_type(encoder.config.attention_type)
+        try:
+            yield
+        finally:
+            encoder.set_attention_type(encoder.config.attention_type)
+
+
+class _Unpadded(TextInput):
+    """Texts read in groups of one length."""
+
+    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
+        """Rows of one length."""
+        return by_length(inputs)
+
+
+class _Reader(EncoderReader):
+    def __init__(
+        self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
+    ) -> None:
+        super().__init__(model, keeper, wide)
+        self.kind = _Unpadded(encoder_of(model.config))
+
+    def states(self, inputs: Inputs) -> Tensor:
+        """The encoder's states of rows of one length."""
+        with _as_configured(self.model):
+            return super().states(inputs)
+
+
+class BigBirdPegasusRunner(Seq2SeqRunner):
+    """BigBird-Pegasus: an encoder whose sparse attention depends on the length of the whole call.
+
+    It looks at the first and last blocks of what it is given, padding included, and a short source
+    switches it to full attention for good. Here every source is read at its own length, with the
+    attention that the configuration names.
+    """
+
+    encoder = _Reader
+
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
+        """Logits of a whole text by the model's own means."""
+        with _as_configured(self.model):
+            return super().plain(tokens_1Q, inputs)
+
+
+class MoonshineRunner(Seq2SeqRunner):
+    """Moonshine: the mask goes with the states."""
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """The encoder's own output object."""
+        outputs = MoonshineEncoderModelOutput(last_hidden_state=states, attention_mask=seen)
+        return {"encoder_outputs": outputs}
+
+
+class RobertaRunner(Seq2SeqRunner):
+    """A decoder of the RoBERTa kin: the first token stands at `pad_token_id + 1`."""
+
+    def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
+        super().__init__(model, shares)
+        self.context -= self._first_position()
+
+    def _first_position(self) -> int:
+        return int(self.config.pad_token_id) + 1
+
+    def _ask(
+        self,
+        tokens_BQ: Tensor,
+        past: EncoderDecoderCache | None,
+        source: dict[str, object],
+        mask: Mask | None = None,
+        positions_BQ: Tensor | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        if positions_BQ is not None:
+            positions_BQ = positions_BQ + self._first_position()
+        return super()._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
+
+
+class SpeechToTextRunner(Seq2SeqRunner):
+    """Speech2Text: states are said in frames, of which each convolution leaves every second."""
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """As many frames as make the states that are there."""
+        source = super().given(states, None)
+        if seen is not None:
+            there = (seen[:, 0, 0] == 0 if seen.dim() == 4 else seen).sum(1)
+            leaves = 2 ** int(self.model.config.num_conv_layers)
+            steps = torch.arange((states.shape[1] - 1) * leaves + 1, device=seen.device)
+            source["attention_mask"] = (steps <= (there[:, None] - 1) * leaves).long()
+        return source
