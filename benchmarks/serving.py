@@ -92,7 +92,7 @@ class Server:
     def stop(self, how=signal.SIGINT):
         """End it; SIGKILL leaves it no time for anything."""
         self.process.send_signal(how)
-        self.process.wait(30)
+        self.process.wait(120)  # it may have answers to end, on busy cores
 
 
 def edge(args):

@@ -24,6 +24,8 @@ KINDS = {
     "a choice": FREE | {"extra_body": {"guided_choice": ["yes", "no", "not yet"]}},
 }
 
+FAST = ("tools that may be called", "thoughts and a schema")
+
 
 @pytest.fixture(scope="module")
 def client(shipped):
@@ -41,7 +43,9 @@ def whole(client, **how):
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 1, "seed": 5}], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_answers_are_those_of_plain_decoding_alone_and_beside_seven(client, kind, how):
     asked = KINDS[kind] | how
     plain = {"speculative_config": {"method": "none"}}
