@@ -42,6 +42,8 @@ class Contestant:
 
 def first_token(found: Any, x: Inputs) -> torch.Tensor:
     """The first emitted token of each request [B], whatever shape a contestant answers in."""
+    if isinstance(found, tuple) and isinstance(found[0], Verdict):  # and what else a kernel tells
+        found = found[0]
     if isinstance(found, Verdict):
         return torch.where(found.count_B > 0, x.ids[:, 1], found.next_B)
     if isinstance(found, torch.Tensor):  # tokens [B, gamma + 1]

@@ -13,6 +13,8 @@ import inputs
 import timing
 import verify
 
+from outrider.types import Verdict
+
 
 def test_every_exact_contestant_is_checked_and_a_wrong_one_ends_the_run():
     few = [one for one in contestants.on_cpu() if one.name in ("cpu, cold", "vLLM-like (PyTorch)")]
@@ -21,6 +23,14 @@ def test_every_exact_contestant_is_checked_and_a_wrong_one_ends_the_run():
     wrong = contestants.Contestant("first draft always", lambda x: x.ids[:, 1:])
     with pytest.raises(SystemExit, match="first draft always"):
         verify.laws_of([wrong])
+
+
+def test_a_kernel_that_tells_more_than_its_verdict_is_read_as_well():
+    made = inputs.make(1, 2, 16, torch.float32, 0.4, 1, "cpu")
+    verdict = Verdict(torch.tensor([[1, -1]]), torch.tensor([1]), torch.tensor([7]))
+    first = made.ids[:, 1].tolist()
+    assert contestants.first_token(verdict, made).tolist() == first
+    assert contestants.first_token((verdict, torch.tensor([0])), made).tolist() == first
 
 
 def test_contestants_that_cannot_run_are_named():
