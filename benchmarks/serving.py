@@ -68,7 +68,7 @@ class Server:
             try:
                 self.name = self.client.models.list().data[0].id
                 break
-            except openai.APIConnectionError:
+            except (openai.APIConnectionError, openai.InternalServerError):  # 503: it reads
                 assert self.process.poll() is None, f"the server has ended: {self.command}"
                 time.sleep(0.1)
         self.ready = time.perf_counter() - self.started
@@ -92,7 +92,7 @@ class Server:
     def stop(self, how=signal.SIGINT):
         """End it; SIGKILL leaves it no time for anything."""
         self.process.send_signal(how)
-        self.process.wait(30)
+        self.process.wait(120)  # it may have answers to end, on busy cores
 
 
 def edge(args):

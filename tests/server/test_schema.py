@@ -86,5 +86,19 @@ def test_what_the_server_says_of_chats_holds(server, examples):
 
 
 @pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.slow)])
+def test_what_the_server_says_of_responses_holds(server, examples):
+    check(server, "POST /v1/responses", examples, {})
+
+
+@pytest.mark.parametrize(
+    ("route", "known"),
+    [("POST /tokenize", {"prompt": PROMPT}), ("POST /detokenize", {"tokens": [4, 5]})],
+)
+@pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.slow)])
+def test_what_the_server_says_of_tokens_holds(server, examples, route, known):
+    assert 200 in check(server, route, examples, known)
+
+
+@pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_the_server_says_of_recordings_holds(listening, recording, examples):
     assert 200 in check(listening, HEARD, examples, RECORDING | {"file": recording})
