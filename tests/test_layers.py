@@ -24,7 +24,7 @@ LAYERS = [
     {"ops"},
     {"models", "noise", "theory"},
     {"acceptance_stats", "shipped", "tree"},
-    {"arguments", "costs", "load_config", "stats", "types"},
+    {"arguments", "costs", "load_config", "plugins", "stats", "types"},
     {"errors", "lazy", "row_params"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

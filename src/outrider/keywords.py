@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outrider import arguments
-from outrider.drafters import DRAFTERS
+from outrider.drafters import DRAFTERS, PLUGINS
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.load_config import OPTIONS, RUNTIME
 
@@ -74,6 +74,7 @@ def load_arguments(given: Mapping[str, object]) -> dict[str, Any]:
     if "method" in asked:
         method = str(asked["method"])
         if method not in (NGRAM, *DRAFTERS):
+            PLUGINS.refuse_broken(method)
             raise UnknownName("speculative method", method, (NGRAM, *DRAFTERS))
         put("drafter", "prompt_lookup" if method == NGRAM else method, "method")
     if "prompt_lookup_num_tokens" in asked:

@@ -43,19 +43,37 @@ def exports(
 class Registry(MutableMapping[str, Value], Generic[Value]):
     """Things by name, each imported when it is first looked up; others can be added.
 
+    `plugins`, given the names here, says what else there is. It is asked once, when a name that is
+    not here is looked for, or all names are.
+
     >>> found = Registry({"pi": "math:pi", "empty": "builtins:list()"})
     >>> found["e"] = 2.7
     >>> list(found), found["pi"] > 3, found["empty"]
     (['pi', 'empty', 'e'], True, [])
     """
 
-    def __init__(self, homes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        homes: Mapping[str, str],
+        plugins: "Callable[[frozenset[str]], Mapping[str, Value]] | None" = None,
+    ) -> None:
         """homes: for each name "module:attribute", or "module:attribute()" for what it returns."""
         self._homes: dict[str, str] = dict(homes)
         self._found: dict[str, Value] = {}
+        self._plugins = plugins
+
+    def _look(self) -> None:
+        """Add what plug-ins bring; while they are imported they see what is here."""
+        if self._plugins is not None:
+            plugins, self._plugins = self._plugins, None
+            self.update(plugins(frozenset(self._homes)))
 
     def __getitem__(self, name: str) -> Value:
         if name not in self._found:
+            if name not in self:
+                raise KeyError(name)
+            if name in self._found:  # a plug-in's
+                return self._found[name]
             module, _, attribute = self._homes[name].partition(":")
             value = getattr(import_module(module), attribute.removesuffix("()"))
             self._found[name] = value() if attribute.endswith("()") else value
@@ -70,12 +88,16 @@ class Registry(MutableMapping[str, Value], Generic[Value]):
         self._found.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
+        self._look()
         return iter(self._homes)
 
     def __len__(self) -> int:
+        self._look()
         return len(self._homes)
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._homes:
+            self._look()
         return name in self._homes
 
     def __repr__(self) -> str:

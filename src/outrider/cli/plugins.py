@@ -10,6 +10,7 @@ import typer
 
 from outrider.cli.console import err
 from outrider.errors import ConfigurationError
+from outrider.plugins import by_name, origins
 
 GROUP = "outrider.commands"
 #: Commands of ours that have a distribution of their own.
@@ -19,14 +20,12 @@ ELSEWHERE = {"bench": "outrider-lab"}
 def register(app: typer.Typer) -> None:
     """Add to an application what is installed, and in place of what is not how to install it."""
     ours = {command.name for command in app.registered_commands}
-    found: dict[str, list[metadata.EntryPoint]] = {}
-    for point in metadata.entry_points(group=GROUP):
-        found.setdefault(point.name, []).append(point)
-    for name, points in sorted(found.items()):
+    found = by_name(GROUP)
+    for name, points in found.items():
         if name in ours:
-            err.print(f"left out: {_told(points)}: outrider has a command {name!r}", markup=False)
+            err.print(f"left out: {origins(points)}: outrider has a command {name!r}", markup=False)
         elif len(points) > 1:
-            told = f"two packages bring the command {name!r}; got {_told(points)}; uninstall one"
+            told = f"two packages bring the command {name!r}; got {origins(points)}; uninstall one"
             _refuse(app, name, told)
         else:
             _add(app, points[0])
@@ -40,7 +39,7 @@ def _add(app: typer.Typer, point: metadata.EntryPoint) -> None:
     try:
         command = point.load()
     except Exception as error:  # of whatever kind: it is another's code
-        told = f"the command {point.name!r} of {_told([point])} cannot be imported"
+        told = f"the command {point.name!r} of {origins([point])} cannot be imported"
         _refuse(app, point.name, f"{told}; got {error!r}; install or mend what it misses")
         return
     if isinstance(command, typer.Typer):
@@ -49,7 +48,7 @@ def _add(app: typer.Typer, point: metadata.EntryPoint) -> None:
         app.command(point.name)(command)
     else:
         told = f"an entry point of {GROUP!r} is a typer.Typer or a function; got {command!r}"
-        _refuse(app, point.name, f"{told} from {_told([point])}; mend it, or uninstall it")
+        _refuse(app, point.name, f"{told} from {origins([point])}; mend it, or uninstall it")
 
 
 def _refuse(app: typer.Typer, name: str, told: str, hidden: bool = False) -> None:
@@ -62,10 +61,3 @@ def _refuse(app: typer.Typer, name: str, told: str, hidden: bool = False) -> Non
     app.command(
         name, hidden=hidden, help="Unusable.", add_help_option=False, context_settings=anything
     )(refuse)
-
-
-def _told(points: list[metadata.EntryPoint]) -> str:
-    """Where they are from: "a-package (module:name), ..."."""
-    return ", ".join(
-        f"{point.dist.name if point.dist else '?'} ({point.value})" for point in points
-    )

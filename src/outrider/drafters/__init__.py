@@ -1,14 +1,16 @@
 """Registry of drafters: one file and one line each.
 
-A drafter of your own is reached by name once it is here, from outside as well:
+A drafter of your own is reached by name once it is here, from outside as well: by a call,
 
-    outrider.drafters.DRAFTERS["echo"] = Recipe(Echo)
+    outrider.drafters.register("echo", Echo)
+
+or, for every program that finds it installed, by an entry point in the group `outrider.drafters`.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING
 
-from outrider import arguments, lazy
+from outrider import arguments, lazy, plugins
 from outrider.errors import ConfigurationError, UnknownName
 
 if TYPE_CHECKING:
@@ -38,6 +40,25 @@ if TYPE_CHECKING:
     from outrider.drafters.translated import Translated
     from outrider.types import Drafter
 
+
+def _recipe(given: object) -> "Recipe":
+    """What `register` and entry points may give: a recipe, or what makes a drafter of nothing."""
+    from outrider.drafters.recipes import Recipe
+
+    if isinstance(given, Recipe):
+        return given
+    verbs = ("open", "propose", "commit")
+    if not callable(given) or (
+        isinstance(given, type) and not all(hasattr(given, verb) for verb in verbs)
+    ):
+        what = "a Recipe, a class with open, propose and commit, or a function that makes a drafter"
+        arguments.refuse("recipe", what, given, "write Recipe(MyDrafter)")
+    return Recipe(given)
+
+
+#: Drafters that other distributions bring.
+PLUGINS = plugins.PluginGroup("outrider.drafters", "drafter", _recipe)
+
 #: The `RECIPE` of each file by the file's name, in order; imported when it is looked up.
 DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(
     {
@@ -65,8 +86,26 @@ DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(
             "string_match",
             "translated",
         )
-    }
+    },
+    PLUGINS.load,
 )
+
+
+def register(name: str, recipe: "Recipe | Callable[..., Drafter]") -> None:
+    """Make a drafter known by name to `load`, `model.generate`, the commands and `certify`.
+
+    recipe  a `Recipe`, which says what the drafter needs and takes, or a class or function that
+            makes one of nothing
+
+    Raises ConfigurationError for a name that is taken, and for what makes no drafter.
+
+    >>> from outrider import Root
+    >>> register("still", Root)
+    >>> get("still").needs, DRAFTERS.pop("still").build
+    ((), <class 'outrider.drafters.root.Root'>)
+    """
+    PLUGINS.refuse_taken(name, DRAFTERS)
+    DRAFTERS[name] = _recipe(recipe)
 
 
 def get(name: str) -> "Recipe":
@@ -75,6 +114,7 @@ def get(name: str) -> "Recipe":
         do = "take the speculator's using(drafter) for an object of your own"
         arguments.refuse("drafter", "a name", name, do)
     if name not in DRAFTERS:
+        PLUGINS.refuse_broken(name)
         raise UnknownName("drafter", name, DRAFTERS)
     return DRAFTERS[name]
 

@@ -1,18 +1,20 @@
-"""Tests for authors of drafters: what every drafter must do, run on a tiny pair without any file.
+"""Tests for authors of drafters and rules: what each must do, run on a tiny pair without any file.
 
-    from outrider.testing import check_drafter
+    from outrider.testing import check_drafter, check_verifier
     check_drafter(lambda model: MyDrafter(model))
+    check_verifier(MyRule())
 
 Needs no test framework; inside one, run the CHECKS one by one.
 """
 
-from outrider.testing import checks, source_checks
+from outrider.testing import checks, rule_checks, source_checks
 from outrider.testing.case import CHECKS, SETTINGS, Case, Check, Maker
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
 from outrider.testing.models import PROMPTS, RUNNERS, VOCAB, llama, pair, perturbed
 from outrider.testing.runs import Restless, begun, decode
 from outrider.testing.sourced import FAMILIES, encoder_decoder, encoder_decoders, sources
+from outrider.types import Verifier
 
 
 def check_drafter(make: Maker) -> None:
@@ -31,6 +33,22 @@ def check_drafter(make: Maker) -> None:
             check(case)
 
 
+def check_verifier(rule: Verifier) -> None:
+    """Run every check on a verification rule, with each kind of draft that it can judge: some
+    seconds on a CPU.
+
+    Its verdicts are well formed and read no device value, its `outcome` is a law and has what it
+    did, and if it says `exact = True` greedy text is plain decoding's, and the first two tokens of
+    4,000 seeds have the target's law. A proof by enumeration is `tests/exactness`, in a checkout.
+
+    Raises AssertionError that names the check, the setting and the drafter.
+
+    >>> from outrider import verifiers
+    >>> check_verifier(verifiers.get("match"))
+    """
+    rule_checks.check_rule(rule)
+
+
 __all__ = [
     "CHECKS",
     "FAMILIES",
@@ -45,6 +63,7 @@ __all__ = [
     "Restless",
     "begun",
     "check_drafter",
+    "check_verifier",
     "checks",
     "decode",
     "encoder_decoder",
@@ -53,6 +72,7 @@ __all__ = [
     "p_value",
     "pair",
     "perturbed",
+    "rule_checks",
     "source_checks",
     "sources",
     "text_law",

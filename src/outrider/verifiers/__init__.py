@@ -1,43 +1,77 @@
-"""Registry of verification rules: one file and one line each."""
+"""Registry of verification rules: one file and one line each.
+
+A rule of your own is reached by name once it is here: by `outrider.verifiers.register(Mine())`, or
+by an entry point in the group `outrider.verifiers`.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from outrider import arguments, lazy
+from outrider import arguments, lazy, plugins
 from outrider.errors import ConfigurationError, UnknownName
 
 if TYPE_CHECKING:
     from outrider.types import DrawKind, Verifier
     from outrider.verifiers.kernel_dispatch import run_kernel as run_kernel
 
+#: What every rule has.
+_PARTS = ("name", "exact", "kinds", "chain_only", "outcome", "__call__")
+
+
+def _rule(given: object) -> "Verifier":
+    """What `register` and entry points may give: a rule, or a class of rules with usual values."""
+    if isinstance(given, type) and callable(getattr(given, "outcome", None)):
+        given = given()
+    if isinstance(given, type) or not all(hasattr(given, part) for part in _PARTS):
+        what = "a Verifier (name, exact, kinds, chain_only, outcome, and it can be called)"
+        arguments.refuse("rule", what, given, "see docs/adding-a-rule.md")
+    return cast("Verifier", given)
+
+
+#: Rules that other distributions bring.
+PLUGINS = plugins.PluginGroup("outrider.verifiers", "rule", _rule)
+
 #: Rules by name, with the usual values of their options; imported when they are looked up.
-VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(
-    {
-        "match": "outrider.verifiers.match:Match()",
-        "coupled": "outrider.verifiers.coupled:COUPLED",
-        "rejection": "outrider.verifiers.rejection:Rejection()",
-        "non_iterative": "outrider.verifiers.non_iterative:NonIterative()",
-        "block": "outrider.verifiers.block:BlockVerifier()",
-        "traversal": "outrider.verifiers.traversal:Traversal()",
-        "hub": "outrider.verifiers.hub:HubVerifier()",
-        "multi_round": "outrider.verifiers.multi_round:MULTI_ROUND",
-        "kseq": "outrider.verifiers.kseq:KSeq()",
-        "otm": "outrider.verifiers.otm:Otm()",
-        "lenience": "outrider.verifiers.lenience:Lenience()",
-        "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax()",
-        "typical": "outrider.verifiers.typical:Typical()",
-        "sigmoid": "outrider.verifiers.sigmoid:Sigmoid()",
-    }
-)
-_SHIPPED = frozenset(VERIFIERS)
+_HOMES = {
+    "match": "outrider.verifiers.match:Match()",
+    "coupled": "outrider.verifiers.coupled:COUPLED",
+    "rejection": "outrider.verifiers.rejection:Rejection()",
+    "non_iterative": "outrider.verifiers.non_iterative:NonIterative()",
+    "block": "outrider.verifiers.block:BlockVerifier()",
+    "traversal": "outrider.verifiers.traversal:Traversal()",
+    "hub": "outrider.verifiers.hub:HubVerifier()",
+    "multi_round": "outrider.verifiers.multi_round:MULTI_ROUND",
+    "kseq": "outrider.verifiers.kseq:KSeq()",
+    "otm": "outrider.verifiers.otm:Otm()",
+    "lenience": "outrider.verifiers.lenience:Lenience()",
+    "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax()",
+    "typical": "outrider.verifiers.typical:Typical()",
+    "sigmoid": "outrider.verifiers.sigmoid:Sigmoid()",
+}
+VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(_HOMES, PLUGINS.load)
 #: Those of them that change the law.
 LOSSY = ("lenience", "lenience_argmax", "sigmoid", "typical")
 
 
 #: What a rule says of itself; its other fields are options.
 ABOUT = ("name", "exact", "kinds", "chain_only")
+
+
+def register(rule: "Verifier") -> None:
+    """Make a rule known by its name to `load`, `model.generate`, the commands and `certify`.
+
+    Raises ConfigurationError for a name that is taken, and for what is no rule.
+
+    >>> from outrider.verifiers.aliases import AliasedVerifier
+    >>> register(AliasedVerifier("mine", get("match"), get("match").kinds))
+    >>> VERIFIERS.pop("mine").name
+    'mine'
+    """
+    read = _rule(rule)
+    PLUGINS.refuse_taken(read.name, VERIFIERS)
+    VERIFIERS[read.name] = read
 
 
 def get(name: str, /, **options: object) -> "Verifier":
@@ -47,6 +81,7 @@ def get(name: str, /, **options: object) -> "Verifier":
     0.3
     """
     if name not in VERIFIERS:
+        PLUGINS.refuse_broken(name)
         lossy = [rule.name for rule in VERIFIERS.values() if not rule.exact]
         raise UnknownName("rule", name, VERIFIERS, lossy)
     rule = VERIFIERS[name]
@@ -136,8 +171,8 @@ def listed(rules: "Iterable[Verifier] | None" = None) -> list[str]:
     ['lenience (lossy)', 'lenience_argmax (lossy)', 'sigmoid (lossy)', 'typical (lossy)']
     """
     if rules is None:  # nothing is imported for this
-        added = [VERIFIERS[name] for name in VERIFIERS if name not in _SHIPPED]
-        shipped = [f"{name} (lossy)" if name in LOSSY else name for name in _SHIPPED]
+        added = [VERIFIERS[name] for name in VERIFIERS if name not in _HOMES]
+        shipped = [f"{name} (lossy)" if name in LOSSY else name for name in _HOMES]
         return sorted(shipped + listed(added))
     return sorted(rule.name if rule.exact else f"{rule.name} (lossy)" for rule in rules)
 

@@ -1,0 +1,82 @@
+"""Drafters and rules that other distributions bring by entry points, one group of them each.
+
+They are looked for when a name is asked for that is not ours, or all names are. What cannot be used
+is named once in the log, and again to who asks for it; the others work.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from importlib import metadata
+from typing import Generic, TypeVar
+
+from outrider.errors import ConfigurationError
+
+Value = TypeVar("Value")
+_log = logging.getLogger("outrider")
+
+
+def by_name(group: str) -> dict[str, list[metadata.EntryPoint]]:
+    """The entry points of a group, those of one name together."""
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for point in metadata.entry_points(group=group):
+        found.setdefault(point.name, []).append(point)
+    return dict(sorted(found.items()))
+
+
+def origins(points: Iterable[metadata.EntryPoint]) -> str:
+    """Where they are from: "a-package (module:name), ..."."""
+    return ", ".join(
+        f"{point.dist.name if point.dist else '?'} ({point.value})" for point in points
+    )
+
+
+class PluginGroup(Generic[Value]):
+    """What the entry points of one group bring to a registry.
+
+    group  "outrider.drafters", say
+    kind   a word for one of them: "drafter"
+    read   what an object is in the registry; raises ConfigurationError where it is of no use
+    """
+
+    def __init__(self, group: str, kind: str, read: Callable[[object], Value]) -> None:
+        self.group, self.kind, self.read = group, kind, read
+        self.broken: dict[str, str] = {}  #: why a name cannot be used
+
+    def load(self, ours: Collection[str]) -> dict[str, Value]:
+        """All that can be used, by name; what has one of our names is left out."""
+        found: dict[str, Value] = {}
+        for name, points in by_name(self.group).items():
+            told = f"the {self.kind} {name!r} of {origins(points)}"
+            if name in ours:
+                _log.warning("left out: %s: outrider has a %s of that name", told, self.kind)
+            elif len(points) > 1:
+                self.broken[name] = f"two packages bring {told}; uninstall one"
+            else:
+                try:
+                    value = self.read(points[0].load())
+                    called = getattr(value, "name", name)
+                    if called != name:
+                        raise ConfigurationError(f"it is called {called!r}; name both alike")
+                    found[name] = value
+                except ConfigurationError as error:
+                    self.broken[name] = f"{told} is of no use: {error}"
+                except Exception as error:  # of whatever kind: it is another's code
+                    told += f" cannot be imported; got {error!r}"
+                    self.broken[name] = f"{told}; install or mend what it misses"
+            if name in self.broken:
+                _log.warning("left out: %s", self.broken[name])
+        return found
+
+    def refuse_broken(self, name: str) -> None:
+        """Raise ConfigurationError with the reason if a plug-in of that name cannot be used."""
+        if name in self.broken:
+            raise ConfigurationError(self.broken[name])
+
+    def refuse_taken(self, name: object, registry: Collection[str]) -> None:
+        """Raise ConfigurationError for what is no name, or one that something else has."""
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"a {self.kind}'s name is a text; got {name!r}; write one")
+        if name in registry:
+            raise ConfigurationError(
+                f"there is a {self.kind} {name!r}; got another of that name; choose another name"
+            )
