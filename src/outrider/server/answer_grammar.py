@@ -90,7 +90,10 @@ class _Lark:
         whole = "\n".join(self.lines)
         if content is None:
             return whole
-        grammars = json.loads(content)["grammars"]
+        if content.lstrip().startswith("{"):
+            grammars = json.loads(content)["grammars"]
+        else:  # a choice, or a grammar of the request: Lark
+            grammars = [{"lark_grammar": content}]
         grammars[0]["name"] = "content"
         return json.dumps({"grammars": [{"name": "answer", "lark_grammar": whole}, *grammars]})
 
