@@ -2,7 +2,7 @@
 
     python benchmarks/withstands.py load     # 5,000 short requests by 64 clients: memory, answers
     python benchmarks/withstands.py stopped  # its engine is stopped for a minute (SIGSTOP), goes on
-    python benchmarks/withstands.py killed   # its engine is killed in mid-text, three times
+    python benchmarks/withstands.py killed   # its engine is killed in mid-text, twice
     python benchmarks/withstands.py heads    # 300 connections that never finish their heads
     python benchmarks/withstands.py readers  # 8 streams that are hardly read, 8 others beside them
     python benchmarks/withstands.py full     # `outrider batch` on a disk that becomes full
@@ -63,7 +63,8 @@ def whole(server, count, **more):
 def processes(server):
     """Its own process, and that of its engine."""
     mine = server.process.pid
-    children = Path(f"/proc/{mine}/task/{mine}/children").read_text().split()
+    threads = Path(f"/proc/{mine}/task").iterdir()  # a later engine is another thread's child
+    children = [one for thread in threads for one in (thread / "children").read_text().split()]
     return [mine, *(one for one in map(int, children) if "spawn_main" in command(one))]
 
 
