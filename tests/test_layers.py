@@ -23,8 +23,8 @@ LAYERS = [
     {"sampling"},
     {"ops"},
     {"models", "noise", "theory"},
-    {"acceptance_stats", "shipped", "tree"},
-    {"arguments", "costs", "load_config", "plugins", "stats", "types"},
+    {"acceptance_stats", "plugins", "shipped", "tree"},
+    {"arguments", "costs", "load_config", "stats", "types"},
     {"errors", "lazy", "row_params"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

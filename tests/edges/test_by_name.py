@@ -30,10 +30,10 @@ def nothing_measured(monkeypatch):
 def echo(registries):
     """The class of the documentation, registered by the documentation's one line."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
-    lines = [line for block in blocks for line in block.splitlines() if "DRAFTERS[" in line]
+    lines = [line for block in blocks for line in block.splitlines() if "register(" in line]
     names: dict = {}
-    exec(f"{blocks[0]}\nimport outrider\nfrom outrider.drafters import Recipe\n{lines[0]}", names)
-    assert lines[0] == 'outrider.drafters.DRAFTERS["echo"] = Recipe(Echo)'
+    exec(f"{blocks[0]}\nimport outrider\n{lines[0]}", names)
+    assert lines[0].startswith('outrider.drafters.register("echo", Echo)')
     return names["Echo"]
 
 

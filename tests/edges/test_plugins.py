@@ -1,0 +1,171 @@
+"""Drafters and rules that other distributions bring, or a program registers."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import outrider
+from outrider import drafters, lazy, plugins, verifiers
+from outrider.errors import ConfigurationError, UnknownName
+from outrider.testing import check_verifier
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ROOT / "examples" / "outrider-echo"
+
+
+class Distribution:
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Registries as if entry points of these packages were installed: (package, name, value)."""
+    monkeypatch.syspath_prepend(str(TEMPLATE / "src"))
+
+    def install(*points):
+        for module, kind in ((drafters, "drafters"), (verifiers, "verifiers")):
+            group = f"outrider.{kind}"
+            of = plugins.PluginGroup(group, module.PLUGINS.kind, module.PLUGINS.read)
+            ours = "root" if module is drafters else "match"
+            fresh = lazy.Registry({}, of.load)
+            fresh[ours] = module.get(ours)
+            monkeypatch.setattr(module, "PLUGINS", of)
+            monkeypatch.setattr(module, kind.upper(), fresh)
+        made = [metadata.EntryPoint(name, value, group)._for(Distribution(package))
+                for package, group, name, value in points]  # fmt: skip
+        monkeypatch.setattr(
+            metadata, "entry_points", lambda group: [one for one in made if one.group == group]
+        )
+
+    return install
+
+
+ECHO = ("outrider-echo", "outrider.drafters", "echo", "outrider_echo:ECHO")
+REFUSE = ("outrider-echo", "outrider.verifiers", "refuse", "outrider_echo:Refuse")
+
+
+def test_what_is_installed_is_known_by_name(installed):
+    installed(ECHO, REFUSE)
+    assert drafters.get("echo").takes == ("num_speculative_tokens",)
+    assert "echo" in list(drafters.DRAFTERS)
+    assert verifiers.get("refuse").name == "refuse"
+    assert "refuse" in verifiers.listed()
+
+
+def test_nothing_is_looked_for_until_a_name_is_not_ours(installed, monkeypatch):
+    installed(ECHO)
+    asked = []
+    monkeypatch.setattr(metadata, "entry_points", lambda group: asked.append(group) or [])
+    assert drafters.get("root")
+    assert not asked
+    with pytest.raises(UnknownName, match="unknown drafter 'echo'"):
+        drafters.get("echo")
+    assert asked == ["outrider.drafters"]
+
+
+def test_what_cannot_be_imported_is_named_and_the_rest_works(installed, caplog):
+    installed(ECHO, ("bad", "outrider.drafters", "worse", "no_such_module:X"))
+    told = r"the drafter 'worse' of bad \(no_such_module:X\) cannot be imported; got Module"
+    with pytest.raises(ConfigurationError, match=told):
+        drafters.get("worse")
+    assert sorted(drafters.DRAFTERS) == ["echo", "root"]
+    assert len([record for record in caplog.records if "worse" in record.getMessage()]) == 1
+
+
+def test_two_packages_of_one_name_are_both_named(installed):
+    installed(ECHO, ("other", *ECHO[1:]))
+    with pytest.raises(ConfigurationError, match=r"outrider-echo .*, other .*; uninstall one"):
+        drafters.get("echo")
+
+
+@pytest.mark.parametrize(
+    ("group", "value"),
+    [
+        ("outrider.drafters", "pathlib:Path"),
+        ("outrider.drafters", "math:pi"),
+        ("outrider.verifiers", "pathlib:Path"),
+        ("outrider.verifiers", "math:pi"),
+    ],
+)
+def test_what_is_of_the_wrong_class_is_of_no_use(installed, group, value):
+    installed(("bad", group, "wrong", value))
+    get = drafters.get if group == "outrider.drafters" else verifiers.get
+    with pytest.raises(ConfigurationError, match=r"'wrong' of bad \(.*\) is of no use: .*; got"):
+        get("wrong")
+
+
+def test_a_rule_is_installed_under_its_own_name(installed):
+    installed(("bad", "outrider.verifiers", "other", "outrider_echo:Refuse"))
+    with pytest.raises(ConfigurationError, match="called 'refuse'; name both alike"):
+        verifiers.get("other")
+
+
+def test_a_name_of_ours_stays_ours(installed, caplog):
+    installed(("bad", "outrider.drafters", "root", "outrider_echo:ECHO"))
+    list(drafters.DRAFTERS)
+    assert drafters.get("root").build is outrider.Root
+    assert "outrider has a drafter of that name" in caplog.text
+
+
+def test_a_program_registers_its_own(installed):
+    installed()
+    from outrider_echo import Echo, Refuse
+
+    drafters.register("mine", Echo)
+    verifiers.register(Refuse())
+    assert drafters.get("mine").build is Echo
+    assert verifiers.get("refuse") == Refuse()
+    for again in (lambda: drafters.register("mine", Echo), lambda: verifiers.register(Refuse())):
+        with pytest.raises(ConfigurationError, match="choose another name"):
+            again()
+    for wrong in (lambda: drafters.register("x", 3), lambda: verifiers.register(Echo())):
+        with pytest.raises(ConfigurationError, match="got"):
+            wrong()
+
+
+class Believe:
+    """Keeps every placed or drawn token: not exact, and says it is."""
+
+    def __init__(self, rule):
+        self.rule = rule
+
+    def __getattr__(self, name):
+        return getattr(self.rule, name)
+
+    def __call__(self, draft, scores, draws):
+        hot = scores.laws._replace(inverse_temperature_B=scores.laws.inverse_temperature_B * 0.5)
+        return self.rule(draft, scores._replace(laws=hot), draws)
+
+    def outcome(self, draft, scores):
+        return self.rule.outcome(draft, scores)
+
+
+def test_a_rule_of_another_law_is_found_out():
+    with pytest.raises(AssertionError, match="are not the target's"):
+        check_verifier(Believe(verifiers.get("block")))
+
+
+@pytest.mark.slow
+def test_the_template_is_installed_and_drafts_by_name(tmp_path):
+    """Copied, installed, used by the command, and its own tests pass."""
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(site), str(TEMPLATE)], check=True)
+    paths = [str(site), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    run = [sys.executable, "-m", "outrider", "generate", "x = [", "-n", "12", "-t", "0"]
+
+    def text(*more):
+        told = subprocess.run(
+            [*run, *more], env=environment, capture_output=True, text=True, check=True
+        )
+        return told.stdout
+
+    assert text("--drafter", "echo", "--rule", "refuse") == text("--drafter", "root")
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
+    subprocess.run([*tests, str(TEMPLATE / "tests")], env=environment, check=True, cwd=tmp_path)
