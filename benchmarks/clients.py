@@ -62,33 +62,14 @@ class Clients:
         return openai.OpenAI(base_url=self.url, api_key="none", timeout=600, max_retries=0)
 
     def openai_tools(self):
-        """Calls, asked for alternately whole and streamed."""
-        import jsonschema
-
-        client, called, right = self._openai(), 0, 0
-        for number in range(self.calls):
-            city = CITIES[number % len(CITIES)]
-            asked = {"role": "user", "content": question(city)}
-            made = client.chat.completions.create(
-                model=self.model,
-                messages=[asked],
-                tools=[TOOL],
-                tool_choice="required",
-                parallel_tool_calls=False,
-                temperature=0,
-                max_tokens=120,
-                stream=number % 2 == 1,
-            )
-            for name, arguments in _streamed(made) if number % 2 else _whole(made):
-                jsonschema.validate(json.loads(arguments), SCHEMA)
-                assert name == FUNCTION["name"]
-                called += 1
-                right += json.loads(arguments)["city"] == city
-        assert called >= self.calls, f"{called} calls for {self.calls} questions"
-        return f"{called} calls of {self.calls} questions parse and validate, {right} name the city"
+        """Calls that must come, asked for alternately whole and streamed."""
+        return self._calls(tool_choice="required", parallel_tool_calls=False)
 
     def openai_unforced_tools(self):
         """`tool_choice` left out: each call that the model chose to write parses and validates."""
+        return self._calls()
+
+    def _calls(self, **asked):
         import jsonschema
 
         client, called, right = self._openai(), 0, 0
@@ -101,6 +82,7 @@ class Clients:
                 temperature=0,
                 max_tokens=160,
                 stream=number % 2 == 1,
+                **asked,
             )
             for name, arguments in _streamed(made) if number % 2 else _whole(made):
                 jsonschema.validate(json.loads(arguments), SCHEMA)

@@ -129,7 +129,7 @@ def test_a_program_registers_its_own(installed):
 
 
 class Believe:
-    """Keeps every placed or drawn token: not exact, and says it is."""
+    """Judges by half the inverse temperature: another law, and it says that it is exact."""
 
     def __init__(self, rule):
         self.rule = rule
@@ -148,6 +148,12 @@ class Believe:
 def test_a_rule_of_another_law_is_found_out():
     with pytest.raises(AssertionError, match="are not the target's"):
         check_verifier(Believe(verifiers.get("block")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", verifiers.VERIFIERS)
+def test_every_rule_of_ours_passes(name):
+    check_verifier(verifiers.get(name))
 
 
 @pytest.mark.slow
