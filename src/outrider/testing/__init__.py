@@ -7,7 +7,7 @@
 Needs no test framework; inside one, run the CHECKS one by one.
 """
 
-from outrider.testing import checks, rule_checks, source_checks
+from outrider.testing import checks, rule_checks, sourced
 from outrider.testing.case import CHECKS, SETTINGS, Case, Check, Maker
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
@@ -73,7 +73,7 @@ __all__ = [
     "pair",
     "perturbed",
     "rule_checks",
-    "source_checks",
+    "sourced",
     "sources",
     "text_law",
 ]

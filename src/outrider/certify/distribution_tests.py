@@ -12,14 +12,62 @@ the draft's top tokens find a draft that is not what it says, {p/4 < q < p} a re
 with the draft's noise.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outrider.certify.martingale import Surplus
+from outrider import arguments
 from outrider.certify.report import Test
-from outrider.certify.statistics import kolmogorov_tail, uniform_distance
+from outrider.certify.statistics import (
+    Surplus,
+    chi_square_tail,
+    kolmogorov_tail,
+    noncentrality,
+    uniform_distance,
+)
+from outrider.errors import ConfigurationError
+
+# Marginal test: the first token of many runs of one prompt against its exact law (G-test).
+
+LEAST = 5.0  #: smallest expected count of a bin
+
+
+def bins(law_V: Tensor, samples: int, most: int = 50) -> Tensor:
+    """A bin for each token, [V]: the likeliest tokens alone, the rest together."""
+    order = law_V.argsort(descending=True)
+    alone = min(int((law_V * samples >= LEAST).sum()), most - 1)
+    where = torch.full_like(order, alone)
+    where[order[:alone]] = torch.arange(alone, device=order.device)
+    rest = float(law_V[order[alone:]].sum()) * samples
+    if rest < LEAST and alone > 0:
+        where[where == alone] = alone - 1
+    return where
+
+
+def test(law_V: Tensor, tokens: Sequence[int], level: float, power: float) -> Test:
+    """G = 2 sum O log(O / E); w is Cohen's effect sqrt(sum (p1 - p0)^2 / p0) that it finds."""
+    law = law_V.to("cpu", torch.float64)
+    law = law / law.sum()
+    count = len(tokens)
+    where = bins(law, count)
+    size = int(where.max()) + 1
+    expected = torch.zeros(size, dtype=torch.float64).scatter_add_(0, where, law) * count
+    observed = torch.zeros(size, dtype=torch.float64)
+    observed.scatter_add_(0, where[torch.tensor(tokens)], torch.ones(count, dtype=torch.float64))
+    name = "marginal"
+    if size < 2:
+        detail = "one token has all the probability: not judged"
+        return Test(name, 0.0, None, count, True, detail, judged=False)
+    seen = observed > 0
+    g = 2 * float((observed[seen] * (observed[seen] / expected[seen]).log()).sum())
+    p_value = chi_square_tail(g, size - 1)
+    found = math.sqrt(noncentrality(size - 1, level, power) / count)
+    detail = f"first token in {size} bins; finds w = {found:.3f}"
+    return Test(name, g, p_value, count, p_value >= level, detail, found)
+
 
 SETS = ("set q > p", "set p/4 < q < p", "set top 1 of q", "set top 8 of q")
 ORDERS = ("PIT by q / p", "PIT by q")
@@ -89,3 +137,48 @@ class PooledTest:
         mean = float(values.mean())
         detail = f"mean rank {mean:.4f} (1/2 if exact)"
         return Test(name, distance, p_value, values.numel(), p_value >= level, detail)
+
+
+# How much a certification decodes, and what it must be able to find.
+
+
+@dataclass(frozen=True)
+class Power:
+    """How much is decoded and what must be detectable.
+
+    tokens     tokens for the conditional tests        samples  runs of the marginal test
+    equality   tokens for each certificate             level    joint false-alarm level
+    power      probability with which stated effects are found
+    effect     "exact" is only said if a shift of this much probability would have been found
+    """
+
+    tokens: int = 16_384
+    samples: int = 2_048
+    equality: int = 1_024
+    level: float = 1e-3
+    power: float = 0.9
+    effect: float = 0.03
+    new_tokens: int = 64  #: tokens per text
+    rows: int = 32  #: texts decoded together
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, given in list(vars(self).items()):
+            value: float
+            if name in ("level", "power", "effect"):
+                value = arguments.number(name, given, "a number", "leave it out for the default")
+            elif name == "seed":
+                value = arguments.whole(name, given, "use 0")
+            else:
+                value = arguments.whole(name, given, "use 1 or more", least=1)
+            object.__setattr__(self, name, value)
+        if not 0 < self.level < 0.5 or not 0.5 <= self.power < 1 or not 0 < self.effect < 1:
+            raise ConfigurationError(
+                f"level must lie in (0, 1/2), power in [1/2, 1), effect in (0, 1); got {self}; "
+                "change the one outside"
+            )
+
+    def each(self, more: int = 0) -> float:
+        """Level of one statistical test: Bonferroni. `more` tests beside those of a text."""
+
+        return self.level / (len(SETS) + len(ORDERS) + 2 + more)  # marginal and support
