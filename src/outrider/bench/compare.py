@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from outrider import arguments
 from outrider.bench import measure
 from outrider.bench.intervals import Interval
-from outrider.bench.measure import Trial, environment
+from outrider.bench.machine import environment
+from outrider.bench.measure import Trial
 from outrider.bench.prompts import read_prompts
 from outrider.certify.report import Row
 from outrider.drafters import DraftModel, PromptLookup

@@ -1,59 +1,21 @@
 """Timed comparisons: arms interleaved in one process, paired ratios with an interval."""
 
-import datetime
 import math
-import os
-import platform
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
 from outrider.bench import intervals
-from outrider.certify.report import Row
-from outrider.models import calibrate
 from outrider.models.model_wrapper import ModelWrapper
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 from outrider.types import Inputs, LanguageModel, Nodes, Output
-
-# Where and how a measurement was made: what stands beside every figure.
-
-
-def environment() -> Row:
-    """Machine and versions."""
-    import torch
-
-    return {
-        "machine": platform.machine(),
-        "processor": calibrate.cpu_name().split(":")[-1].strip(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("outrider", "torch", "transformers", "numpy")},
-    }
-
-
-def command() -> str:
-    """What this process was started with, as one would type it."""
-    program = Path(sys.argv[0])
-    name = "outrider" if program.name in ("outrider", "__main__.py") else program.name
-    return shlex.join([name, *sys.argv[1:]])
-
-
-def today() -> str:
-    """The date, as in 2026-11-21."""
-    return datetime.date.today().isoformat()
-
 
 Arm = TypeVar("Arm")
 Result = TypeVar("Result", covariant=True)

@@ -12,14 +12,14 @@ from outrider import lazy
 
 if TYPE_CHECKING:
     from outrider.certify.black_box import foreign
-    from outrider.certify.distribution_tests import Power
+    from outrider.certify.power import Power
     from outrider.certify.report import CertifyReport, Test
     from outrider.certify.run import certify
 
 __all__ = ["CertifyReport", "Power", "Test", "certify", "foreign"]
 
 _HOMES = {
-    "Power": "outrider.certify.distribution_tests",
+    "Power": "outrider.certify.power",
     "CertifyReport": "outrider.certify.report",
     "Test": "outrider.certify.report",
     "certify": "outrider.certify.run",

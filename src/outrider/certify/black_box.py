@@ -9,8 +9,8 @@ from torch import Tensor
 
 from outrider import arguments
 from outrider.certify import near_tie_certificate
-from outrider.certify.distribution_tests import Power
 from outrider.certify.laws import CertifiedText, flatter, law, of_draft
+from outrider.certify.power import Power
 from outrider.certify.report import CertifyReport, Test
 from outrider.certify.runner import (
     CertifiedPrompt,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider import verifiers
-from outrider.certify.distribution_tests import Power
+from outrider.certify.power import Power
 from outrider.certify.report import CertifyReport, Row
 from outrider.certify.run import CertifiedModel, certify
 from outrider.certify.runner import Ids, Progress

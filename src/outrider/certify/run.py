@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from outrider import arguments, verifiers
 from outrider.certify import near_tie_certificate, verification_tests
-from outrider.certify.distribution_tests import Power
 from outrider.certify.laws import CertifiedText, DraftGuesses
+from outrider.certify.power import Power
 from outrider.certify.report import CertifyReport, Test
 from outrider.certify.runner import (
     CertifiedPrompt,

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from outrider import arguments, noise, ops, verifiers
 from outrider.certify import distribution_tests, near_tie_certificate
-from outrider.certify.distribution_tests import PooledTest, Power
+from outrider.certify.distribution_tests import PooledTest
 from outrider.certify.laws import CertifiedText, score
+from outrider.certify.power import Power
 from outrider.certify.report import CertifyReport, Test
 from outrider.certify.verification_tests import Verdicts
 from outrider.drafters import Root

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from outrider.bench import measure
+from outrider.bench import machine
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider_lab.book.plan import BookRun
@@ -48,7 +48,7 @@ class Record:
 
     def keep(self, run: BookRun, code: int, seconds: float, said: str) -> None:
         """How a run ended; what it `said` last, if it ended badly."""
-        row = {"words": run.words, "code": code, "seconds": seconds, "date": measure.today()}
+        row = {"words": run.words, "code": code, "seconds": seconds, "date": machine.today()}
         self.document["runs"][run.name] = row | ({"said": said} if code else {})
         self.write()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench import measure, progress
+from outrider.bench import machine, progress
 from outrider.certify.report import Row as Row
 from outrider.errors import ConfigurationError
 from outrider.shipped import CORRECTOR, is_shipped
@@ -56,9 +56,9 @@ class Store:
         """
         document = {
             "experiment": self.name,
-            "command": measure.command(),
-            "date": measure.today(),
-            "machine": measure.environment(),
+            "command": machine.command(),
+            "date": machine.today(),
+            "machine": machine.environment(),
             "settings": self.settings,
             "tables": tables,
         }
