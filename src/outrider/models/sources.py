@@ -1,9 +1,8 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
 import logging
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,7 +11,6 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from outrider import arguments
 from outrider.errors import (
     ConfigurationError,
     NumericalError,
@@ -29,14 +27,16 @@ from outrider.models import (
     pretrained,
     reads_more,
     sharing,
+    tokenizer_files,
     unsupported,
     weight_only,
     weight_packing,
 )
+from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.distributed.group import Group
-from outrider.types import Tokenizer
+from outrider.models.foreign_errors import first_line, kind_of, pickled, usable_file
 
 _log = logging.getLogger("outrider.models")
 
@@ -46,18 +46,6 @@ Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded
 ShareEncoder: TypeAlias = bool | Literal["auto"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-#: Files that a tokenizer is read from.
-_WORDS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "vocab.json",
-    "vocab.txt",
-)
 
 
 class ModelSource:
@@ -352,33 +340,7 @@ class ModelSource:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
-        known = gguf.described(self.given)
-        if known is not None and (known / "tokenizer").is_dir():
-            with suppress(OSError, ValueError):
-                return pretrained.read_tokenizer(str(known / "tokenizer"), self.trust)
-        try:
-            made = pretrained.read_tokenizer(self._where, self.trust, **self._how)
-            gguf.remember(self.given, made, "tokenizer")
-        except RemoteCodeRefused:
-            raise
-        except ImportError as error:
-            raise ConfigurationError(
-                f"the tokenizer of {self} needs a package that is not installed "
-                f"({first_line(error)}); install it, or pass tokenizer=..."
-            ) from error
-        except Exception as error:  # the tokenizers library raises plain ones
-            there = next((name for name in _WORDS if (Path(self.given) / name).is_file()), None)
-            if there is None and isinstance(error, (OSError, ValueError)):
-                return None  # there is none
-            raise ConfigurationError(
-                f"cannot read the tokenizer of the {self.role} model; got {str(self.given)!r} "
-                f"({there or 'no file of it'}: {kind_of(error)}); download it again, or pass "
-                "tokenizer=..."
-            ) from error
-        folder, names = Path(self.given), {*made.vocab_files_names.values(), "tokenizer.json"}
-        if folder.is_dir() and not any((folder / name).is_file() for name in names):
-            return None  # some families make an empty one of nothing
-        return made
+        return tokenizer_files.beside(self.given, self.role, self.trust)
 
     def settings(self) -> dict[str, Any]:
         """The generation configuration, or what the model's own says instead of one."""
@@ -408,58 +370,6 @@ class ModelSource:
             return tuple(map(int, ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
-def auto_class(config: PretrainedConfig) -> Any:
-    """The class of transformers that makes models of this configuration with an output layer."""
-    import transformers
-
-    if not read(config, "is_encoder_decoder", bool):  # a decoder cut out of one, too
-        return transformers.AutoModelForCausalLM
-    return next(
-        kind
-        for kind in (
-            transformers.AutoModelForSeq2SeqLM,
-            transformers.AutoModelForSpeechSeq2Seq,
-            transformers.AutoModelForImageTextToText,
-        )
-        if type(config) in kind._model_mapping
-    )
-
-
-def read_tokenizer(
-    given: str | Path | PreTrainedTokenizerBase, trust: bool = False
-) -> PreTrainedTokenizerBase:
-    """A tokenizer that was given by path, hub name or as an object."""
-    if not isinstance(given, (str, Path)):
-        if not isinstance(given, Tokenizer):
-            do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
-            arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
-        return given
-    where, how = gguf.located(given)
-    try:
-        return pretrained.read_tokenizer(where, trust, **how)
-    except RemoteCodeRefused:
-        raise
-    except Exception as error:  # the tokenizers library raises plain ones
-        raise ConfigurationError(
-            f"cannot load the tokenizer; got {str(given)!r} ({kind_of(error)}); check the path "
-            "or pass a tokenizer"
-        ) from error
-
-
-@contextmanager
-def usable_file(model: str, file: str) -> Iterator[None]:
-    """In here foreign errors mean that this file of a model's folder says what cannot be used."""
-    try:
-        yield
-    except OutriderError:
-        raise
-    except Exception as error:  # whatever somebody else's file makes of a library
-        raise ConfigurationError(
-            f"{file} of the model cannot be used; got {model!r} ({kind_of(error)}); download it "
-            "again"
-        ) from error
-
-
 def usable(given: str | torch.device) -> torch.device:
     """The device of that name, if torch can use it here; ConfigurationError if not."""
     try:
@@ -481,22 +391,3 @@ def usable(given: str | torch.device) -> torch.device:
             "use device='cpu' or 'cuda'"
         ) from error
     return place
-
-
-def pickled(error: UnpicklingError) -> str:
-    """What is wrong with a pickled file that holds more than weights."""
-    asked = re.search(
-        r"(?:Unsupported|GLOBAL) [\w.]+", str(error).replace("global: GLOBAL", "GLOBAL")
-    )
-    found = f", it asks for {asked[0].split()[-1]}" if asked else ""
-    return f"a pickled file that is more than weights{found}; it was not run; safetensors are safe"
-
-
-def kind_of(error: BaseException) -> str:
-    """What a foreign error says, with its kind where that is no plain one."""
-    plain = isinstance(error, (OSError, ValueError)) or type(error) is Exception
-    return first_line(error) if plain else f"{type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

@@ -53,6 +53,28 @@ REASONS: dict[str, str] = {
     "fsmt": "its forward cuts the text to the last token by itself",
 }
 
+#: Families that are decoders where their configuration says `is_decoder`, and encoders elsewhere.
+_ENCODERS = frozenset(
+    {
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = {"eager", "sdpa"}
 
@@ -117,6 +139,12 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
             refuse(f"nobody has tried one with a decoder of {inner.model_type!r}", advice)
     if kind in REASONS:
         refuse(REASONS[kind])
+    if kind in _ENCODERS and not read(config, "is_decoder", bool):
+        refuse(
+            "it is an encoder, whose tokens look at those behind them, too; is_decoder=True in its "
+            "configuration makes it a decoder, if it was trained as one",
+            "use a decoder",
+        )
     if reads_states(config) and kind not in READS_STATES | _MAY_CROSS:
         refuse(
             "its layers attend to an encoder's states, which nobody has tried for this family",
