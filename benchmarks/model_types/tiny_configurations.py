@@ -180,20 +180,18 @@ def _ruled(key, value, every):
     return rule(key, value, every) if callable(rule) else rule
 
 
+#: Families that are decoders where their configuration says so.
+_DECODERS = (
+    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert"
+    " roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
+).split()
+
 BY_HAND = {
-    **dict.fromkeys(
-        (
-            "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert"
-            " rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta"
-            " xlm-roberta-xl"
-        ).split(),
-        {"is_decoder": True},
-    ),
+    **{kind: {"is_decoder": True} for kind in _DECODERS},
     # `generate` reads prompts beyond the window without it
     "moshi": {"sliding_window": 64},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "xlm": {"causal": True, "is_encoder": False},
 }
 
 

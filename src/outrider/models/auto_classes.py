@@ -41,6 +41,10 @@ def auto_class(config: PretrainedConfig) -> Any:
         kind = getattr(transformers, name, None)  # the newest are not in every version
         if kind is not None and (type(config) in kind._model_mapping or name in own):
             return kind
+    for name in read(config, "architectures", list) or ():  # the text part of another model
+        kind = getattr(transformers, name, None)
+        if kind is not None and kind.config_class is type(config) and kind.can_generate():
+            return kind
     raise UnsupportedModel(
         f"a {config.model_type!r} model cannot be a target or a draft: transformers "
         f"{transformers.__version__} has no class of it with an output layer over a vocabulary; "

@@ -35,6 +35,11 @@ _FILES = (
 )
 
 
+def found(folder: Path) -> list[str]:
+    """The files of a tokenizer that this folder has."""
+    return [name for name in _FILES if (folder / name).is_file()]
+
+
 def beside(given: str | Path, role: str, trust: bool) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model's folder, hub name or GGUF file; None where there is none.
 
@@ -46,7 +51,7 @@ def beside(given: str | Path, role: str, trust: bool) -> PreTrainedTokenizerBase
             return pretrained.read_tokenizer(str(known / "tokenizer"), trust)
     where, how = gguf.located(given)
     folder = Path(given)
-    there = [name for name in _FILES if (folder / name).is_file()]
+    there = found(folder)
     try:
         made = pretrained.read_tokenizer(where, trust, **how)
         gguf.remember(given, made, "tokenizer")
