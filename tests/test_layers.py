@@ -42,6 +42,7 @@ HOMES = {
         "train",
     },
     "tokenizers": {"text"},
+    "peft": {"models"},
     "safetensors": {"drafters", "models", "shipped", "train"},
     "triton": {"ops"},
     "typer": {"bench", "cli"},

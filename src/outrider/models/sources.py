@@ -26,6 +26,7 @@ from outrider.models import (
     adapt,
     gguf,
     load_checks,
+    peft_models,
     pretrained,
     reads_more,
     sharing,
@@ -79,6 +80,8 @@ class ModelSource:
             pretrained.warn(str(given))
         self.group = group  #: the processes that have a part each; None: this one has it all
         self.shards = 1 if group is None else group.size
+        self.files: Given = given  #: what weights and settings are read from: an adapter's base
+        self.adapter: peft_models.AdapterFolder | None = None  #: what is merged into them
         self._models: dict[str, PreTrainedModel] = {}  # by dtype, as transformers has them
         self._running: dict[str, PreTrainedModel] = {}  # where weights have a type of their own
         self.widened: str | None = None  #: which blocks of a GGUF file could not be kept, in words
@@ -87,10 +90,14 @@ class ModelSource:
         self.config: PretrainedConfig
         if not isinstance(given, (str, Path)):
             unsupported.check_loaded(given, role, "a path, a hub name or a loaded model")
+            self.given = given = peft_models.unwrapped(given)
             self.config = given.config
             self._check_whole()
             return
-        unsupported.check_whole(given, role)
+        self.adapter = peft_models.adapter_folder(given, role)
+        if self.adapter is not None:  # what is said of its base is said of it
+            self._check_whole()
+            self.files = given = self.adapter.base
         self._where, self._how = gguf.located(given)
         if self._how:
             self._check_whole()
@@ -104,18 +111,21 @@ class ModelSource:
                 kind = "no GGUF file that can be read"
             elif (Path(given) / "config.json").is_file():
                 kind = "a folder whose config.json cannot be used"
+            said = repr(str(given))
+            if self.adapter is not None:
+                said = f"{said}, the base of the adapter {str(self.adapter.folder)!r}"
             raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
+                f"cannot load the {role} model; got {said}, which is {kind} "
                 f"({kind_of(error)}); check the path or download the model first"
             ) from error
 
     def _configuration(self) -> PretrainedConfig:
-        known = gguf.described(self.given)
+        known = gguf.described(self.files)
         if known is not None:
             with suppress(OSError, ValueError):
                 return pretrained.read_config(str(known / "config"), self.trust)
         config = pretrained.read_config(self._where, self.trust, **self._how)
-        gguf.remember(self.given, config, "config")
+        gguf.remember(self.files, config, "config")
         return config
 
     def shares(
@@ -228,7 +238,7 @@ class ModelSource:
     @property
     def in_blocks(self) -> bool:
         """Whether it is a GGUF file, whose weights can stay in its blocks."""
-        return gguf.is_file(self.given)
+        return self.adapter is None and gguf.is_file(self.given)
 
     def keeps(self, dtype: str, device: torch.device) -> bool:
         """Whether weights of this type are packed, beside states in float32 (`weight_only`).
@@ -319,7 +329,7 @@ class ModelSource:
         if wrong:
             self._refuse(f"{len(wrong)} of them are not there, or of another size: {wrong[0]}")
         loaded: PreTrainedModel = model
-        return loaded
+        return loaded if self.adapter is None else self.adapter.merged(loaded, self.role)
 
     def _refuse(self, why: str, error: Exception | None = None) -> NoReturn:
         raise ConfigurationError(
@@ -352,13 +362,15 @@ class ModelSource:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
-        known = gguf.described(self.given)
+        words = self._words
+        known = gguf.described(words)
         if known is not None and (known / "tokenizer").is_dir():
             with suppress(OSError, ValueError):
                 return pretrained.read_tokenizer(str(known / "tokenizer"), self.trust)
         try:
-            made = pretrained.read_tokenizer(self._where, self.trust, **self._how)
-            gguf.remember(self.given, made, "tokenizer")
+            where, how = gguf.located(words)
+            made = pretrained.read_tokenizer(where, self.trust, **how)
+            gguf.remember(words, made, "tokenizer")
         except RemoteCodeRefused:
             raise
         except ImportError as error:
@@ -367,7 +379,7 @@ class ModelSource:
                 f"({first_line(error)}); install it, or pass tokenizer=..."
             ) from error
         except Exception as error:  # the tokenizers library raises plain ones
-            there = next((name for name in _WORDS if (Path(self.given) / name).is_file()), None)
+            there = next((name for name in _WORDS if (Path(words) / name).is_file()), None)
             if there is None and isinstance(error, (OSError, ValueError)):
                 return None  # there is none
             raise ConfigurationError(
@@ -375,24 +387,33 @@ class ModelSource:
                 f"({there or 'no file of it'}: {kind_of(error)}); download it again, or pass "
                 "tokenizer=..."
             ) from error
-        folder, names = Path(self.given), {*made.vocab_files_names.values(), "tokenizer.json"}
+        folder, names = Path(words), {*made.vocab_files_names.values(), "tokenizer.json"}
         if folder.is_dir() and not any((folder / name).is_file() for name in names):
             return None  # some families make an empty one of nothing
         return made
+
+    @property
+    def _words(self) -> str | Path:
+        """Where a tokenizer is looked for: in an adapter's folder, if it has one of its own."""
+        assert isinstance(self.files, (str, Path))
+        folder = None if self.adapter is None else self.adapter.folder
+        if folder is not None and any((folder / name).is_file() for name in _WORDS):
+            return folder
+        return self.files
 
     def settings(self) -> dict[str, Any]:
         """The generation configuration, or what the model's own says instead of one."""
         from transformers import GenerationConfig
 
         settings: PretrainedConfig | GenerationConfig = self.config
-        if gguf.is_file(self.given):
+        if gguf.is_file(self.files):
             pass  # a file beside it may be another model's
         elif isinstance(self.given, (str, Path)):
             with usable_file(str(self), "generation_config.json"):
                 try:
-                    settings = pretrained.read_generation_config(str(self.given))
+                    settings = pretrained.read_generation_config(str(self.files))
                 except OSError:
-                    if (Path(self.given) / "generation_config.json").is_file():
+                    if (Path(self.files) / "generation_config.json").is_file():
                         raise  # it is there, and broken
         else:  # models that cannot generate by themselves have none
             settings = read(self.given, "generation_config", GenerationConfig) or self.config

@@ -3,10 +3,7 @@
 A refusal is a promise kept: the alternative is text that silently follows another law.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -233,21 +230,3 @@ def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:
             f"the weights of {what} are no numbers; got NaN or infinity in {len(bad)} of "
             f"{len(weights)} tensors, first {bad[0]}; download it again, or save it once more"
         )
-
-
-def check_whole(folder: str | Path, role: str) -> None:
-    """Refuse a folder with an adapter, beside a model's weights or alone.
-
-    transformers would put it on if peft is installed, and leave it out without a word if not.
-    """
-    file = Path(folder) / "adapter_config.json"
-    if not file.is_file():
-        return
-    base = None
-    with suppress(OSError, ValueError, AttributeError):
-        base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
-    raise ConfigurationError(
-        f"the {role} model must be whole; got {str(folder)!r}, an adapter of {base or 'a model'}; "
-        "merge them once, peft.AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
-        ".save_pretrained(other), and give the other folder"
-    )
