@@ -38,8 +38,9 @@ from outrider.models.layer_subset_source import (
     LayerSubsetSource,
 )
 from outrider.models.model_lock import CONFIGURATION
-from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer
+from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
+from outrider.models.tokenizer_files import read_tokenizer
 from outrider.types import LanguageModel
 
 # Models behind `generate`: checked once, and again after any change, their weights live.
