@@ -16,31 +16,31 @@ from outrider.models import (
     TreeDecoder,
     budget,
     calibrate,
-    distributed,
     load_checks,
     reads_more,
     weight_only,
 )
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
+from outrider.models.config import hears
 from outrider.models.cpu_kernels import build as native
 from outrider.models.draft_source import DraftSource
 from outrider.models.foreign_errors import usable_file
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
 from outrider.models.sources import ModelSource
 from outrider.resolve_config import ResolvedConfig, resolve
-from outrider.speech import speech_model
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
 from outrider.text.speculator import Speculator
 from outrider.types import Drafter, LanguageModel
 
 if TYPE_CHECKING:
     from outrider.load_config import Model
+    from outrider.models.distributed import ShardedModel
+
+    #: A target that runs.
+    Target: TypeAlias = TreeDecoder | ShardedModel
 
 _log = logging.getLogger("outrider")
-
-#: A target that runs.
-Target: TypeAlias = TreeDecoder | distributed.ShardedModel
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class LoadedModels(NamedTuple):
     """Models ready to run."""
 
     whole: TreeDecoder  #: the target in this process, before others take their parts
-    target: Target
+    target: "Target"
     drafts: tuple[LanguageModel, ...]
 
 
@@ -159,7 +159,11 @@ def build(resolved: ResolvedConfig, setting: Setting) -> LoadedModels:
     """Target and draft models with their weights."""
     first, *drafts = resolved.sources
     whole = _target(resolved, setting)
-    own = whole if first.group is None else distributed.split(whole, first.group)
+    own: Target = whole
+    if first.group is not None:
+        from outrider.models import distributed
+
+        own = distributed.split(whole, first.group)
     beside = tuple(_draft(resolved, at, setting) for at in range(len(drafts)))
     for draft in beside:  # a draft need not round alike in every call: no dummy nodes
         if isinstance(draft, TreeDecoder):
@@ -280,8 +284,12 @@ def _speculator(
             ", ".join(defaults.left_out),
         )
     configs = [source.config for source in resolved.sources[1:]]
-    hears = speech_model.opened(str(first), first.given, model, tokenizer, configs)
-    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears, defaults)
+    hearing = None
+    if hears(model.config):
+        from outrider.speech import speech_model
+
+        hearing = speech_model.opened(str(first), first.given, model, tokenizer, configs)
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults)
 
 
 #: What a draft model attends to, by what it reads.

@@ -16,9 +16,8 @@ from outrider.engine import speculation_policy as planners
 from outrider.engine.speculation_policy import Planner
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.load_config import LoadConfig
-from outrider.models import distributed, heads, isa, load_checks, reads_more, unsupported
+from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import hears, vocabulary_of
-from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.models.draft_source import DraftSource
 from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
 from outrider.models.runtime_config import RuntimeOptions
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from outrider.load_config import Model, Tokenizers
+    from outrider.models.distributed.group import Group
 
     #: What a user may give as a draft, once its layers are read.
     AnyDraft: TypeAlias = Model | LayerSubset | Sequence[Model] | None
@@ -48,6 +48,10 @@ class VocabularyPair(NamedTuple):
 
     def over(self, models: Sequence[LanguageModel]) -> tuple[LanguageModel, ...]:
         """Draft models over the target's tokens."""
+        if all(words is None for words in self.drafts):
+            return tuple(models)
+        from outrider.models.cross_tokenizer_model import TranslatedModel
+
         each = zip(models, self.drafts, strict=True)
         return tuple(
             model if words is None else TranslatedModel(model, words, self.size)
@@ -124,7 +128,11 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
     runtime = RuntimeOptions(config.dtype, config.threads, config.pack_weights, config.draft_dtype)
     target, draft, table = _shipped(config, options)
     cut = config.tensor_parallel
-    group = None if cut is None else distributed.join(cut, config.device)
+    group = None
+    if cut is not None:
+        from outrider.models import distributed
+
+        group = distributed.join(cut, config.device)
     first = seen(target, group, config.trust_remote_code)
     sources = _sources(first, drafters.models(draft), config.share_encoder)
     place = _place(sources, config.device)
@@ -155,7 +163,7 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
 
 
 def seen(
-    target: "Model | None", group: distributed.Group | None = None, trust_remote_code: bool = False
+    target: "Model | None", group: "Group | None" = None, trust_remote_code: bool = False
 ) -> ModelSource:
     """A target before its weights are read, with its configuration; shipped where there is none.
 

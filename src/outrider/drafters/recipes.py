@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 from outrider import arguments
 from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.errors import ConfigurationError
-from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.types import Drafter, LanguageModel
 
 if TYPE_CHECKING:
@@ -210,14 +209,17 @@ class Recipe:
 
     def has(self, parts: DrafterParts) -> bool:
         """Whether all that it needs is there."""
-        there = {
+        there: dict[str, object] = {
             "model": parts.models,
             "models": parts.models,
-            "translated": any(isinstance(model, TranslatedModel) for model in parts.models),
             "table": parts.table is not None,
             "vocab_size": parts.vocab_size,
             "target": parts.target is not None,
         }
+        if "translated" in self.needs:
+            from outrider.models.cross_tokenizer_model import TranslatedModel
+
+            there["translated"] = any(isinstance(one, TranslatedModel) for one in parts.models)
         return all(there[need] for need in self.needs)
 
     def make(self, parts: DrafterParts, options: DraftOptions) -> Drafter:

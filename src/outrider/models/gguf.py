@@ -9,15 +9,16 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import calibrate
-from outrider.models.gguf_file import GgufFile
-from outrider.models.gguf_weights import BlockWeights, block_weights
+
+if TYPE_CHECKING:
+    from outrider.models.gguf_weights import BlockWeights
 
 _NEEDS = ("gguf", "accelerate")  #: packages that transformers reads such files with
 
@@ -54,12 +55,15 @@ def located(given: str | Path) -> tuple[str, dict[str, Any]]:
 
 def kept(
     where: str, how: dict[str, Any], config: PretrainedConfig, kind: Any
-) -> BlockWeights | str:
+) -> "BlockWeights | str":
     """The model in the blocks of the file that `located` names; or why it has to be unpacked.
 
     `kind` is its class of transformers. Raises ConfigurationError for a damaged file.
     """
     from transformers.utils import cached_file
+
+    from outrider.models.gguf_file import GgufFile
+    from outrider.models.gguf_weights import block_weights
 
     name = how["gguf_file"]
     path: Path | str | None = Path(where, name)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -36,8 +36,10 @@ from outrider.models import (
 from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
-from outrider.models.distributed.group import Group
 from outrider.models.foreign_errors import first_line, kind_of, pickled, usable_file
+
+if TYPE_CHECKING:
+    from outrider.models.distributed.group import Group
 
 _log = logging.getLogger("outrider.models")
 
@@ -61,7 +63,7 @@ class ModelSource:
     draft_dtype: str | None = None
 
     def __init__(
-        self, given: Given, role: str, group: Group | None = None, trust: bool = False
+        self, given: Given, role: str, group: "Group | None" = None, trust: bool = False
     ) -> None:
         self.given, self.role, self.trust = given, role, pretrained.read_trust(trust)
         if trust and isinstance(given, (str, Path)):

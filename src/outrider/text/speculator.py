@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -11,19 +11,10 @@ from torch import Tensor
 
 from outrider import arguments, verifiers
 from outrider.drafters import ReferenceLookup, Root
-from outrider.engine.beam_search import Beams
-from outrider.engine.beam_search.decode import search
-from outrider.engine.beam_search.step import Close
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request, StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.speech.audio import Audio
-from outrider.speech.result import Transcript
-from outrider.speech.settings import TranscribeOptions as SpeechOptions
-from outrider.speech.settings import TranscribeSettings
-from outrider.speech.speech_model import WhisperModel, not_a_speech_model
-from outrider.speech.transcriber import Transcription, transcription
 from outrider.stats import RequestStats, Stats
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
 from outrider.text.output_text import IncrementalText, Stream
@@ -32,6 +23,15 @@ from outrider.text.results import Completion, Generation, NearTie
 from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import Detokenizer
 from outrider.types import Drafter, Inputs, Verifier
+
+if TYPE_CHECKING:
+    from outrider.engine.beam_search import Beams
+    from outrider.engine.beam_search.step import Close
+    from outrider.speech.audio import Audio
+    from outrider.speech.result import Transcript
+    from outrider.speech.settings import TranscribeOptions as SpeechOptions
+    from outrider.speech.speech_model import WhisperModel
+    from outrider.speech.transcriber import Transcription
 
 # Answers by beam search: the finished beams as texts.
 
@@ -45,12 +45,14 @@ def beamed(
     asked: EncodedPrompts,
     settings: Sequence[SamplingParams],
     limits: Sequence[StopConditions],
-    beams: Beams,
+    beams: "Beams",
 ) -> Generation:
     """The best `num_return_sequences` beams of each prompt, one prompt after another.
 
     A completion's `steps` are calls of the target, which all prompts share.
     """
+    from outrider.engine.beam_search.decode import search
+
     given: Sequence[Inputs | None] = asked.inputs or [None] * len(asked.prompts)
     every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
     requests = [Request(*each) for each in every]
@@ -84,7 +86,7 @@ def beamed(
     return Generation(completions, totals)
 
 
-def _tie(close: Close, prompt: Sequence[int], tokenizer: Any) -> NearTie:
+def _tie(close: "Close", prompt: Sequence[int], tokenizer: Any) -> NearTie:
     kept, dropped = (one.tokens()[len(prompt) :] for one in (close.kept, close.dropped))
     said = [_text(tokenizer, prompt, ids) for ids in (kept, dropped)]
     return NearTie(close.margin, said[0], said[1], kept, dropped)
@@ -126,7 +128,7 @@ class GenerateOptions(TypedDict, total=False):
     #: begin with: one text for all, or one for each prompt
     reference: Text | Sequence[Text | None] | None  #: text to copy from, as `decoder_prompts`;
     #: an encoder-decoder's drafters copy from its source if there is none
-    beams: Beams | None  #: the finished beams of a search, the best first, in place of one text
+    beams: "Beams | None"  #: the finished beams of a search, the best first, in place of one text
     rules: SamplingParams | None  #: of tokens, in place of the model's own `Speculator.rules`
     num_return_sequences: int  #: completions of each prompt; copy i of a seeded one has seed + i
     logprobs: bool  #: of the law that each token was emitted from
@@ -148,7 +150,7 @@ class Speculator:
         eos_ids: Sequence[int] = (),
         notes: Any = None,
         opening: DecoderPrompt | None = None,
-        hearing: WhisperModel | None = None,
+        hearing: "WhisperModel | None" = None,
         defaults: ModelDefaults = SILENT,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
@@ -214,7 +216,7 @@ class Speculator:
         *,
         decoder_prompts: Text | Sequence[Text | None] | None = None,
         reference: Text | Sequence[Text | None] | None = None,
-        beams: Beams | None = None,
+        beams: "Beams | None" = None,
         rules: SamplingParams | None = None,
         num_return_sequences: int = 1,
         logprobs: bool = False,
@@ -258,9 +260,11 @@ class Speculator:
         return Stream(run, answers)
 
     def _beamed(
-        self, beams: Beams, prompts: object, sampling: Any, stop: Any, options: GenerateOptions
+        self, beams: "Beams", prompts: object, sampling: Any, stop: Any, options: GenerateOptions
     ) -> Generation:
         """`generate` by beam search."""
+        from outrider.engine.beam_search import Beams
+
         if not isinstance(beams, Beams):
             arguments.refuse("beams", "a Beams", beams, "write beams=outrider.Beams(5)")
         asked = self._asked(
@@ -282,16 +286,16 @@ class Speculator:
         return reader.read(prompts, begun, reference)
 
     @overload
-    def transcribe(self, audio: Audio, **options: Unpack[SpeechOptions]) -> Transcript: ...
+    def transcribe(self, audio: "Audio", **options: "Unpack[SpeechOptions]") -> "Transcript": ...
 
     @overload
     def transcribe(
-        self, audio: list[Audio] | tuple[Audio, ...], **options: Unpack[SpeechOptions]
-    ) -> list[Transcript]: ...
+        self, audio: "list[Audio] | tuple[Audio, ...]", **options: "Unpack[SpeechOptions]"
+    ) -> "list[Transcript]": ...
 
     def transcribe(
-        self, audio: Any, **options: Unpack[SpeechOptions]
-    ) -> Transcript | list[Transcript]:
+        self, audio: Any, **options: "Unpack[SpeechOptions]"
+    ) -> "Transcript | list[Transcript]":
         """Speech to text, by a Whisper model: one recording, or several as one ragged batch.
 
         A recording is a path (WAV; other formats by soundfile), samples in [-1, 1], or a mapping of
@@ -311,12 +315,16 @@ class Speculator:
         done = [transcript for transcript in running.transcripts if transcript is not None]
         return done if running.several else done[0]
 
-    def transcribe_stream(self, audio: Any, **options: Unpack[SpeechOptions]) -> Transcription:
+    def transcribe_stream(self, audio: Any, **options: "Unpack[SpeechOptions]") -> "Transcription":
         """The segments of `transcribe` as they are heard; `transcripts` has what is done.
 
         >>> for segment in speculator.transcribe_stream("talk.wav"):  # doctest: +SKIP
         ...     print(segment.start, segment.text)
         """
+        from outrider.speech.settings import TranscribeSettings
+        from outrider.speech.speech_model import not_a_speech_model
+        from outrider.speech.transcriber import transcription
+
         if self.hearing is None:
             raise not_a_speech_model("this model" if self.notes is None else self.notes.target)
         if self.tokenizer is None:

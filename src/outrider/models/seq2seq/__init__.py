@@ -1,16 +1,16 @@
 """Encoder-decoders: one runner for all, and a small class for each family that needs more."""
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outrider import lazy
 from outrider.models.config import decoder_of, read
-from outrider.models.seq2seq.families import (
-    BigBirdPegasusRunner,
-    MoonshineRunner,
-    RobertaRunner,
-    SpeechToTextRunner,
-    StatesRunner,
-)
-from outrider.models.seq2seq.runner import Seq2SeqRunner
+
+if TYPE_CHECKING:
+    from outrider.models.seq2seq.families import StatesRunner
+    from outrider.models.seq2seq.runner import Seq2SeqRunner
 
 #: Families checked by tests/models/test_seq2seq.py, by transformers' model_type.
 SUPPORTED = frozenset(
@@ -47,13 +47,15 @@ DECODERS = frozenset(
 _COMPOSITES = frozenset({"encoder-decoder", "vision-encoder-decoder"})
 
 #: Families, and decoders of composites, that need more than slots, sources and positions.
-EXCEPTIONS: dict[str, type[Seq2SeqRunner]] = {
-    "bigbird_pegasus": BigBirdPegasusRunner,
-    "moonshine": MoonshineRunner,
-    "roberta": RobertaRunner,
-    "speech_to_text": SpeechToTextRunner,
-    "xlm-roberta": RobertaRunner,
-}
+EXCEPTIONS: Mapping[str, "type[Seq2SeqRunner]"] = lazy.Registry(
+    {
+        "bigbird_pegasus": "outrider.models.seq2seq.families:BigBirdPegasusRunner",
+        "moonshine": "outrider.models.seq2seq.families:MoonshineRunner",
+        "roberta": "outrider.models.seq2seq.families:RobertaRunner",
+        "speech_to_text": "outrider.models.seq2seq.families:SpeechToTextRunner",
+        "xlm-roberta": "outrider.models.seq2seq.families:RobertaRunner",
+    }
+)
 
 
 def composed(config: PretrainedConfig) -> bool:
@@ -61,8 +63,11 @@ def composed(config: PretrainedConfig) -> bool:
     return config.model_type in _COMPOSITES
 
 
-def runner_of(model: PreTrainedModel) -> type[Seq2SeqRunner]:
+def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
     """The class that runs this encoder-decoder, or decoder with cross attention."""
+    from outrider.models.seq2seq.families import StatesRunner
+    from outrider.models.seq2seq.runner import Seq2SeqRunner
+
     if not read(model.config, "is_encoder_decoder", bool):
         return StatesRunner
     return EXCEPTIONS.get(decoder_of(model.config).model_type, Seq2SeqRunner)
@@ -77,3 +82,9 @@ __all__ = [
     "composed",
     "runner_of",
 ]
+
+_HOMES = {
+    "Seq2SeqRunner": "outrider.models.seq2seq.runner",
+    "StatesRunner": "outrider.models.seq2seq.families",
+}
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES)
