@@ -72,6 +72,24 @@ def searched(stats: "Stats") -> list[str]:
     ]
 
 
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Above 1: tokens of prompt and text get rarer; 1 is off.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="Off a logit each time its token was generated; 0 is off.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Off a logit once its token was generated; 0 is off.")
+]
+NoRepeatNgramSize = Annotated[
+    int | None, typer.Option(help="No n-gram of this size twice; 0 is off.")
+]
+MinNewTokens = Annotated[int | None, typer.Option(help="No stop token before so many tokens.")]
+StopStrings = Annotated[
+    list[str] | None, typer.Option(help="End before this string; may be repeated.")
+]
+
+
 @options.with_setup
 def generate(
     prompt: Annotated[
@@ -93,27 +111,15 @@ def generate(
     top_k: options.TopKGiven = None,
     top_p: options.TopPGiven = None,
     min_p: options.MinPGiven = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: tokens of prompt and text get rarer; 1 is off.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Off a logit each time its token was generated; 0 is off.")
-    ] = 0.0,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Off a logit once its token was generated; 0 is off.")
-    ] = 0.0,
-    no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(help="No n-gram of this size twice; 0 is off.")
-    ] = None,
-    min_new_tokens: Annotated[
-        int | None, typer.Option(help="No stop token before so many tokens.")
-    ] = None,
+    repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    presence_penalty: PresencePenalty = 0.0,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
+    min_new_tokens: MinNewTokens = None,
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same text. Default: another every time.")
     ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this string; may be repeated.")
-    ] = None,
+    stop: StopStrings = None,
     num_beams: options.NumBeams = 1,
     length_penalty: options.LengthPenalty = 1.0,
     dtype: options.Dtype = "auto",

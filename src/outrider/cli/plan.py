@@ -37,6 +37,15 @@ def number(option: str, given: str | None) -> float | None:
     return value
 
 
+Overlap = Annotated[
+    bool,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="Whether the device computes while it reads: a GPU does, a processor core not.",
+    ),
+]
+
+
 def plan(
     model: Annotated[
         str | None, typer.Argument(help="A model's folder or hub name, for its sizes.")
@@ -72,13 +81,7 @@ def plan(
     host_draft: Annotated[
         float, typer.Option(min=0, help="The same for a step with drafts.")
     ] = 0.0,
-    overlap: Annotated[
-        bool,
-        typer.Option(
-            "--overlap/--no-overlap",
-            help="Whether the device computes while it reads: a GPU does, a processor core not.",
-        ),
-    ] = True,
+    overlap: Overlap = True,
     rows: Annotated[str, typer.Option(help="Rows of a batch.")] = "1,2,4,8,16,32,64",
     nodes: Annotated[str, typer.Option(help="Nodes of a row: drafted tokens and 1.")] = "1,3,5,9",
     contexts: Annotated[str, typer.Option(help="Tokens behind which a step is.")] = "256,2048,8192",

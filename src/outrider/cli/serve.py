@@ -32,6 +32,32 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A name by which clients ask (the header Host); may be repeated. Default: this "
+        "machine's, where it listens to this machine without a key; else any."
+    ),
+]
+Still = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        help="Seconds without the end of a turn after which the engine stands still: /health "
+        "says 503, and a process of its own is started again; one process ends with code 2.",
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2,
+        help="2: HTTP has a process of its own, beside the one that decodes. 1: both are in "
+        "one. Default: 2 where two cores may be used, else 1.",
+    ),
+]
+
+
 @with_setup
 def serve(
     setup: LoadConfig,
@@ -59,13 +85,7 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A site whose pages may ask; may be repeated.")
     ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A name by which clients ask (the header Host); may be repeated. Default: this "
-            "machine's, where it listens to this machine without a key; else any."
-        ),
-    ] = None,
+    allowed_host: AllowedHost = None,
     max_queued_requests: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; more are refused.")
     ] = 64,
@@ -73,14 +93,7 @@ def serve(
         int, typer.Option(min=0, help="MiB of read prompts kept for others that begin alike.")
     ] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
-    still: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            help="Seconds without the end of a turn after which the engine stands still: /health "
-            "says 503, and a process of its own is started again; one process ends with code 2.",
-        ),
-    ] = 120.0,
+    still: Still = 120.0,
     metrics_prefix: Annotated[str, typer.Option(help="Of the names in /metrics.")] = "outrider:",
     per_request_metrics: Annotated[
         bool, typer.Option(help="Answers say how they were decoded.")
@@ -93,15 +106,7 @@ def serve(
         str | None,
         typer.Option(help="How the model marks thoughts. Default: by its chat template."),
     ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=2,
-            help="2: HTTP has a process of its own, beside the one that decodes. 1: both are in "
-            "one. Default: 2 where two cores may be used, else 1.",
-        ),
-    ] = None,
+    processes: Processes = None,
     dtype: Dtype = "auto",
 ) -> None:
     """Serve completions and chats over HTTP, as OpenAI's clients ask for them."""
