@@ -29,8 +29,8 @@ def trees(draft, budget, acceptance):
         f"static {dashed}": (StaticTree(draft, counts), "match"),
         "static, optimal shape": (StaticTree(draft, parents=best), "match"),
         "dynamic": (DynamicTree(draft, budget, depth, few), "match"),
-        f"coupled {dashed}": (DraftModel(draft, counts, coupled=True), "coupled"),
-        "coupled dynamic": (DynamicTree(draft, budget, depth, few, coupled=True), "coupled"),
+        f"coupled {dashed}": (DraftModel(draft, counts, shared_noise=True), "coupled"),
+        "coupled dynamic": (DynamicTree(draft, budget, depth, few, shared_noise=True), "coupled"),
         f"hub {dashed}": (HubTree(draft, counts), "traversal"),
     }
 

@@ -32,17 +32,17 @@ def pair(dtype: str) -> Speculator:
     return outrider.load(dtype=dtype, num_speculative_tokens=4)
 
 
-def arms_of(base: Speculator, coupled: bool = False) -> dict[str, Speculator]:
+def arms_of(base: Speculator, shared_noise: bool = False) -> dict[str, Speculator]:
     drafter = base.engine.drafter
     assert isinstance(drafter, DraftModel)
     match = verifiers.get("match")
 
     def arm(made: Any) -> Speculator:
-        return base.using(made, match if coupled else None)
+        return base.using(made, match if shared_noise else None)
 
     return {
-        "chain": arm(DraftModel(drafter.model, drafter.counts, coupled)),
-        "tree 3-2-1": arm(DraftModel(drafter.model, TREE, coupled)),
+        "chain": arm(DraftModel(drafter.model, drafter.counts, shared_noise)),
+        "tree 3-2-1": arm(DraftModel(drafter.model, TREE, shared_noise)),
         "prompt_lookup": arm(PromptLookup(8)),
     }
 
@@ -66,17 +66,17 @@ def equality(
     prompts: list[str],
     how: Any,
     budget: int,
-    coupled: bool,
+    shared_noise: bool,
     batches: tuple[int, ...],
 ) -> list[dict[str, Any]]:
     rows = []
-    plain = base.plain(coupled)
+    plain = base.plain(shared_noise)
     for batch in batches:
         want, _ = texts(plain, prompts, how, budget, batch)
         single = want
         if batch != 1:
             single, _ = texts(plain, prompts, how, budget, 1)
-        for name, arm in arms_of(base, coupled).items():
+        for name, arm in arms_of(base, shared_noise).items():
             got, length = texts(arm, prompts, how, budget, batch)
             same = sum(a == b for a, b in zip(got, want, strict=True))
             alone = sum(a == b for a, b in zip(got, single, strict=True))
@@ -92,7 +92,7 @@ def equality(
                 }
             )
             for number, (a, b) in enumerate(zip(got, want, strict=True)):
-                if a != b and not coupled:
+                if a != b and not shared_noise:
                     where, gap = margin(base, prompts[number], b, a)
                     noise = 2 * tree_noise(base, prompts[:10])
                     rows[-1].setdefault("ties", []).append([number, where, gap, noise])

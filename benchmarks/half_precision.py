@@ -97,7 +97,7 @@ def chains(asked: Any) -> bool:
         shared = {"shared_noise": True} if temperature else {}
         settings = [SamplingParams(temperature, seed=seed) for seed in range(len(prompts))]
         stop = Stop(asked.tokens, token_ids=())
-        usual = plain.plain(coupled=bool(temperature))
+        usual = plain.plain(shared_noise=bool(temperature))
         texts = [
             texts_of(usual, ids, how, stop) for ids, how in zip(prompts, settings, strict=True)
         ]

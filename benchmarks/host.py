@@ -201,7 +201,7 @@ def main() -> None:
         "root": Root(),
         "chain 4": DraftModel(model, (1,) * 4),
         "chain 5": DraftModel(model, (1,) * 5),
-        "chain 5 coupled": DraftModel(model, (1,) * 5, coupled=True),
+        "chain 5 coupled": DraftModel(model, (1,) * 5, shared_noise=True),
         "tree 3-2-1": DraftModel(model, (3, 2, 1)),
         "tree 3-2-2-1": DraftModel(model, (3, 2, 2, 1)),
         "RSD-S 3x4": Beam(model, 3, 4),

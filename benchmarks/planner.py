@@ -83,7 +83,7 @@ def recorded(pair: Any, count: int, tokens: int, temperature: float) -> list[lis
     run = Engine(target, Root(), "match").run(texts, rows, StopConditions(tokens + DEEPEST))
     for block in run:
         whole[block.row] += block.token_ids
-    drafter = DraftModel(draft, (1,) * DEEPEST, coupled=True)
+    drafter = DraftModel(draft, (1,) * DEEPEST, shared_noise=True)
     requests = [Request(ids, how, StopConditions()) for ids, how in zip(texts, rows, strict=True)]
     capacity = -(-(max(map(len, whole)) + 2 * DEEPEST) // 128) * 128
     right: list[list[int]] = [[] for _ in texts]
@@ -301,7 +301,7 @@ def batches(given: argparse.Namespace) -> list[Goal]:
         planner = outrider.load(
             target, drafter=drafter, dtype=given.dtype, threads=1, pack_weights=True
         )
-        plain, fixed_ones = planner.plain(coupled=True), {}
+        plain, fixed_ones = planner.plain(shared_noise=True), {}
         if drafter == "prompt_lookup":
             fixed_ones = {"8 copied": planner.using(outrider.PromptLookup(8), "match")}
         for size in rows:
@@ -354,8 +354,8 @@ def lane_arms(pair: Any, lane: str) -> dict[str, Engine]:
     """The planner, and the drafter's depths."""
     target, draft = pair.engine.target, pair.engine.drafter.model
     drafter: Any = {
-        "chain": DraftModel(draft, (1,) * DEEPEST, coupled=True),
-        "tree": DraftModel(draft, (3, 2, 1, 1), coupled=True),
+        "chain": DraftModel(draft, (1,) * DEEPEST, shared_noise=True),
+        "tree": DraftModel(draft, (3, 2, 1, 1), shared_noise=True),
         "lookup": outrider.PromptLookup(DEEPEST),
     }[lane]
     depths = [shape.max_depth for shape in drafter.shapes if shape.max_depth in (1, 2, 4, 8, 12)]

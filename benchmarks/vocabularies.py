@@ -66,7 +66,7 @@ def drafters(model, count):
         "translated": (Translated(model, count), None),
         "string_match": (StringMatch(model, count), None),
         "draft_model": (DraftModel(model, chain), None),
-        "draft_model, coupled": (DraftModel(model, chain, coupled=True), None),
+        "draft_model, coupled": (DraftModel(model, chain, shared_noise=True), None),
     }
 
 

@@ -87,9 +87,9 @@ DRAFTERS = {
     "translated": lambda small: Translated(translated(small), 3),
     "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
     "head": lambda small: DraftModel(driven(small.device), (2, 1)),
-    "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
-    "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
-    "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
+    "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), shared_noise=True),
+    "coupled tree": lambda small: DraftModel(small, (2, 2, 1), shared_noise=True),
+    "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, shared_noise=True),
 }
 
 #: Those whose draft model has another tokenizer: texts are cut on the host, of other ids.

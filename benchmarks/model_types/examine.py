@@ -125,8 +125,8 @@ def examine(kind, auto=None):
         found["plain"] = same(plain, expected)
     draft = adapt(perturbed(model), vocab_size=target.vocab_size) if target.trees else None
     arms = {
-        "chain": (lambda: DraftModel(beside, (1,) * 4, coupled=True), greedy, plain),
-        "tree": (lambda: DraftModel(beside, (3, 2, 1), coupled=True), greedy, plain),
+        "chain": (lambda: DraftModel(beside, (1,) * 4, shared_noise=True), greedy, plain),
+        "tree": (lambda: DraftModel(beside, (3, 2, 1), shared_noise=True), greedy, plain),
     }
     beside = draft or TreeDecoder(target.runner, target.vocab_size)
     for arm, (drafter, params, right) in arms.items():
@@ -144,7 +144,7 @@ def examine(kind, auto=None):
     counts = (3, 2, 1) if target.trees else (1,) * 4
     try:
         found["batch"] = same(
-            texts(target, DraftModel(beside, counts, coupled=True), rows, greedy), plain
+            texts(target, DraftModel(beside, counts, shared_noise=True), rows, greedy), plain
         )
     except Exception as error:
         found["batch"] = first_line(error)
@@ -153,7 +153,7 @@ def examine(kind, auto=None):
             texts(target, Root(), [row], [param])[0]
             for row, param in zip(rows, sampled, strict=True)
         ]
-        drafted = texts(target, DraftModel(beside, counts, coupled=True), rows, sampled)
+        drafted = texts(target, DraftModel(beside, counts, shared_noise=True), rows, sampled)
         found["seeded"] = same(drafted, alone)
     except Exception as error:
         found["seeded"] = first_line(error)

@@ -236,7 +236,7 @@ def _rule(wrap: type[_Wrapped[Verifier]]) -> Callable[[Engine], Engine]:
 def _by_position(sound: Engine) -> Engine:
     """The same chain, drawn by the races of its positions."""
     assert isinstance(sound.drafter, DraftModel)
-    drafter = cast(Drafter, _PositionRace(replace(sound.drafter, coupled=True)))
+    drafter = cast(Drafter, _PositionRace(replace(sound.drafter, shared_noise=True)))
     return Engine(sound.target, drafter, sound.rule)
 
 

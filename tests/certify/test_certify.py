@@ -47,7 +47,7 @@ def chain(rule=None, counts=(1, 1, 1), **how):
     [
         chain("block"),
         chain("rejection", (3, 2)),
-        chain("match", (2, 1), coupled=True),
+        chain("match", (2, 1), shared_noise=True),
         Engine(pair(0.5)[0], PromptLookup(3)),
         Engine(pair(0.5)[0], Root()),
     ],

@@ -135,4 +135,4 @@ class OfStates(Wrapped):
 
 
 def test_a_drafter_that_reads_hidden_states_is_given_them():
-    check_drafter(lambda model: OfStates(DraftModel(model, (1, 1), coupled=True)))
+    check_drafter(lambda model: OfStates(DraftModel(model, (1, 1), shared_noise=True)))

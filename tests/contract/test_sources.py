@@ -138,7 +138,7 @@ def test_a_decoder_on_other_states_drafts_worse(family, monkeypatch):
     """The states that it is given are of use: with others less is accepted, of the same text."""
     target, _ = encoder_decoders(family)
     small, limits = alone(family), [StopConditions(40)] * ROWS
-    drafter = DraftModel(small, (1, 1, 1), coupled=True)
+    drafter = DraftModel(small, (1, 1, 1), shared_noise=True)
     given = requests(family, SAMPLED, limits)
     texts, stats = told(Engine(target, drafter, MATCH), given, ROWS)
     keep = small.runner.reader.keep

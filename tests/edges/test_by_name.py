@@ -89,7 +89,7 @@ def test_a_drafter_of_the_documentation_loads_by_name(echo):
     plain = speculator.plain()
     for how in (SamplingParams(0), SamplingParams(0.8, seed=3)):
         same = load(drafter="echo", shared_noise=True, **PLAIN).generate(PROMPT, how, stop).texts
-        assert same == speculator.plain(coupled=True).generate(PROMPT, how, stop).texts
+        assert same == speculator.plain(shared_noise=True).generate(PROMPT, how, stop).texts
     result = speculator.generate(PROMPT, SamplingParams(0), stop)
     assert result.texts == plain.generate(PROMPT, SamplingParams(0), stop).texts
     assert result.stats.drafted > 0

@@ -74,7 +74,7 @@ def test_tables_and_prompt_lookup_without_a_draft_model(pair):
     target, _, prompts = pair
     words = f"compare --model {target} --prompts {prompts} -n 6 --repeats 1 -t 0 --assisted 3"
     done = RUN.invoke(
-        cli.app, [*words.split(), *"--dtype float32 --threads 1 --fastest --count 1".split()]
+        cli.app, [*words.split(), *"--dtype float32 --threads 1 --fastest-dtype --count 1".split()]
     )
     assert done.exit_code == 0, done.output
     assert "speculative/transformers_assisted" in done.stdout

@@ -21,7 +21,7 @@ def test_texts_do_not_depend_on_neighbours_or_drafters(held_out, temperature):
     prompts = [text[at : at + size] for at, size in ((0, 120), (200, 186), (400, 250))]
     settings = [SamplingParams(temperature, seed=seed) for seed in range(3)]
     stop = Stop(16, token_ids=())
-    plain = pair.plain(coupled=coupled)
+    plain = pair.plain(shared_noise=coupled)
     each = list(zip(prompts, settings, strict=True))
     expected = [plain.generate(ids, how, stop).completions[0].token_ids for ids, how in each]
     beside = [*prompts, text[:440]], [*settings, SamplingParams(1.0, seed=7)]

@@ -45,7 +45,7 @@ def test_the_law_is_the_targets(shape, rule):
 @pytest.mark.parametrize("shape", COUNTS)
 def test_the_law_of_coupled_drafts_is_the_targets(shape):
     target, small = pair(0.4, VOCAB)
-    assert p_value(Engine(target, DraftModel(small, COUNTS[shape], coupled=True)))[0] > 1e-3
+    assert p_value(Engine(target, DraftModel(small, COUNTS[shape], shared_noise=True)))[0] > 1e-3
 
 
 @pytest.mark.parametrize(("shape", "rule"), [("chain", "block"), ("tree", "traversal")])

@@ -283,8 +283,8 @@ def test_a_grammar_holds_on_chains_trees_and_copies(temperature):
     ]
     drafters = [
         Root(),
-        DraftModel(draft, (1, 1, 1), coupled=True),
-        DraftModel(draft, (3, 2), coupled=True),
+        DraftModel(draft, (1, 1, 1), shared_noise=True),
+        DraftModel(draft, (3, 2), shared_noise=True),
         PromptLookup(4),
     ]
     texts = []
@@ -337,7 +337,7 @@ def test_coupled_text_with_every_parameter_equals_plain_decoding(shape):
         return out, run.stats
 
     plain, _ = text(Root())
-    for drafter in (DraftModel(draft, shape, coupled=True), PromptLookup(3)):
+    for drafter in (DraftModel(draft, shape, shared_noise=True), PromptLookup(3)):
         fast, stats = text(drafter)
         assert fast == plain
         if drafter.name == "draft_model":

@@ -35,7 +35,7 @@ def equal(count, dtype, drafter, temperature, together):
     speculator = outrider.load(drafter=drafter, shared_noise=drafter == "draft_model", **about)
     texts = prompts(count)
     ours, stats = written(speculator, texts, temperature, together)
-    plain, _ = written(speculator.plain(coupled=True), texts, temperature, 1)
+    plain, _ = written(speculator.plain(shared_noise=True), texts, temperature, 1)
     sizes = {nodes for each in stats for nodes in each.sizes}
     return sum(a == b for a, b in zip(ours, plain, strict=True)), sizes
 

@@ -15,7 +15,7 @@ SETTINGS = [
     SamplingParams(0.6, top_k=50, seed=14),
 ]
 DRAFTERS = {
-    "coupled dynamic tree": lambda small: DynamicTree(small, 12, 5, 4, coupled=True),
+    "coupled dynamic tree": lambda small: DynamicTree(small, 12, 5, 4, shared_noise=True),
     "dynamic tree": lambda small: DynamicTree(small, 12, 5, 4),
     "beam": lambda small: Beam(small, 4, 4),
 }

@@ -35,7 +35,7 @@ TREES = {
     "wide hub": lambda small: HubTree(small, (3, 1)),
     "static": lambda small: StaticTree(small, (2, 2)),
     "dynamic": lambda small: DynamicTree(small, 5, 3, 2),
-    "coupled dynamic": lambda small: DynamicTree(small, 5, 3, 2, coupled=True),
+    "coupled dynamic": lambda small: DynamicTree(small, 5, 3, 2, shared_noise=True),
     "uneven": lambda small: SampledTree(small, parents=(-1, 0, 0, 0, 1, 1, 2)),
 }
 #: Filters act on both sides.

@@ -187,7 +187,7 @@ def test_the_chain_fallback_is_exact(name):
 
     plain = text(tree, Root())
     assert text(chain, Root()) == plain
-    assert text(chain, DraftModel(chain, (1, 1, 1), coupled=True)) == plain
+    assert text(chain, DraftModel(chain, (1, 1, 1), shared_noise=True)) == plain
     with pytest.raises(ConfigurationError, match="chains but not trees"):
         Engine(chain, DraftModel(tree, (2, 2)))
 
@@ -235,5 +235,5 @@ def test_every_family_on_a_cuda_device():
             return out
 
         plain = text(Root())
-        assert text(DraftModel(target, (1, 1, 1), coupled=True)) == plain, name
-        assert text(DraftModel(target, (2, 2), coupled=True)) == plain, name
+        assert text(DraftModel(target, (1, 1, 1), shared_noise=True)) == plain, name
+        assert text(DraftModel(target, (2, 2), shared_noise=True)) == plain, name

@@ -120,8 +120,8 @@ def decode(drafter, sampling, limits=None, seats=3):
 
 DRAFTERS = {
     "root": lambda draft: Root(),
-    "chain": lambda draft: DraftModel(draft, (1,) * 4, coupled=True),
-    "tree": lambda draft: DraftModel(draft, (2, 2, 1), coupled=True),
+    "chain": lambda draft: DraftModel(draft, (1,) * 4, shared_noise=True),
+    "tree": lambda draft: DraftModel(draft, (2, 2, 1), shared_noise=True),
 }
 SEEDS = [SamplingParams(1.0, seed=seed) for seed in range(3)]
 

@@ -172,7 +172,9 @@ def test_greedy_and_coupled_texts_are_plain_decodings(temperature):
     target, _ = pair()
     how = [SamplingParams(temperature, seed=row) for row in range(3)]
     plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:3], how, StopConditions(24))
-    engine = Engine(target, DraftModel(adapt(llama(), int8=True), (2, 1), coupled=True), "match")
+    engine = Engine(
+        target, DraftModel(adapt(llama(), int8=True), (2, 1), shared_noise=True), "match"
+    )
     texts, run = decode(engine, PROMPTS[:3], how, StopConditions(24))
     assert texts == plain
     assert run.stats.accepted > 0

@@ -118,7 +118,7 @@ def test_greedy_and_coupled_texts_are_plain_decodings(kind, counts):
     target, draft = made(kind, LayerSubset((0, 2)))
     for how in (SamplingParams(0), SamplingParams(1.0, seed=4)):
         expected, _ = texts(kind, target, Root(), how, "match")
-        drafter = DraftModel(draft, counts, coupled=bool(how.temperature))
+        drafter = DraftModel(draft, counts, shared_noise=bool(how.temperature))
         found, stats = texts(kind, target, drafter, how)
         assert found == expected
         assert stats.accepted > 0
@@ -139,7 +139,7 @@ def test_a_folder_fills_the_layers_and_trims_the_head(tmp_path):
         SamplingParams(1.0, seed=4, logit_bias={2: -50.0}),
     ):
         rule = "match" if how.temperature else None
-        drafter = DraftModel(draft, (2, 1), coupled=bool(how.temperature))
+        drafter = DraftModel(draft, (2, 1), shared_noise=bool(how.temperature))
         found, stats = texts("whisper", target, drafter, how, rule)
         assert found == texts("whisper", target, Root(), how, "match")[0]
     drafted = []

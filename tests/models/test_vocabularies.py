@@ -53,7 +53,7 @@ def test_differently_padded_outputs_give_the_targets_text(folders, draft, temper
     prompts = ["w5 w6 w7 w5", "w40"]
     how, stop = SamplingParams(temperature, seed=4), Stop(20)
     fast = pair.generate(prompts, how, stop)
-    assert fast.texts == pair.plain(coupled=True).generate(prompts, how, stop).texts
+    assert fast.texts == pair.plain(shared_noise=True).generate(prompts, how, stop).texts
     assert max(max(c.token_ids) for c in fast.completions) < 93
 
 

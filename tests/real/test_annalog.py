@@ -50,7 +50,7 @@ def texts(generation):
 def test_copies_save_steps_and_leave_the_text(opened, temperature, least):
     _, speculator, sources = opened
     how = [SamplingParams(temperature, seed=row) for row in range(len(sources))]
-    plain = texts(speculator.plain(coupled=True).generate(sources, how, END))
+    plain = texts(speculator.plain(shared_noise=True).generate(sources, how, END))
     for ahead in (8, 6):
         done = speculator.using(ReferenceLookup(ahead)).generate(sources, how, END)
         assert texts(done) == plain

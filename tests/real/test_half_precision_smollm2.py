@@ -22,7 +22,7 @@ def test_chains_write_what_plain_decoding_writes(smollm2, temperature):
     prompts = [text[20 * row : 20 * row + length] for row, length in enumerate(LENGTHS)]
     settings = [SamplingParams(temperature, seed=row) for row in range(len(prompts))]
     stop = Stop(BUDGET, token_ids=())
-    plain = lookup.plain(coupled=temperature > 0)
+    plain = lookup.plain(shared_noise=temperature > 0)
     expected = [
         plain.generate(ids, how, stop).completions[0].token_ids
         for ids, how in zip(prompts, settings, strict=True)

@@ -128,8 +128,8 @@ def test_rows_that_join_are_cancelled_or_stop_have_the_text_of_the_row_alone(spe
 def test_a_coupled_seeded_text_is_the_same_for_two_drafters(speculator, chat):
     how, stop = SamplingParams(0.9, seed=7), Stop(16)
     target = speculator.engine.target
-    drafters = [PromptLookup(4), DraftModel(target, (1, 1, 1), coupled=True)]
-    expected = speculator.plain(coupled=True).generate([chat], how, stop)
+    drafters = [PromptLookup(4), DraftModel(target, (1, 1, 1), shared_noise=True)]
+    expected = speculator.plain(shared_noise=True).generate([chat], how, stop)
     for drafter in drafters:
         result = speculator.using(drafter, "match").generate([chat], how, stop)
         assert result.completions[0].token_ids == expected.completions[0].token_ids

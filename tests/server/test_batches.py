@@ -57,7 +57,7 @@ def seeded(tmp_path):
 
 
 def test_texts_are_the_engines_own(shipped, seeded, tmp_path):
-    plain = shipped.plain(coupled=True)
+    plain = shipped.plain(shared_noise=True)
     texts = answered(shipped, seeded, tmp_path / "out.jsonl")
     assert texts == {
         f"row {at}": plain.generate(PROMPT, SamplingParams(0.8, seed=at), Stop(6 + 2 * at)).texts[0]

@@ -36,7 +36,7 @@ def test_a_text_is_the_engines_whole_or_streamed(shipped, client):
 
 def test_one_seed_is_one_text_at_any_load_and_after_a_restart(shipped, server, client):
     seeds = [3, 4]
-    plain = shipped.plain(coupled=True)
+    plain = shipped.plain(shared_noise=True)
     alone = [plain.generate(PROMPT, SamplingParams(0.8, seed=s), Stop(24)).texts for s in seeds]
     assert [said(write(client, seed=s)) for s in seeds] == alone
     with ThreadPoolExecutor(5) as pool:
@@ -112,7 +112,7 @@ def test_log_probabilities_are_the_models_own(shipped, client):
     assert "".join(logs.tokens) == answer.choices[0].text
     assert logs.text_offset[0] == 0
     ids = shipped.tokenizer(PROMPT)["input_ids"]
-    plain = shipped.plain(coupled=True)
+    plain = shipped.plain(shared_noise=True)
     tokens = plain.generate(PROMPT, SamplingParams(0.8, seed=5), Stop(10)).completions[0].token_ids
     law = teacher_forced(shipped, ids, tokens)
     expected = law[range(10), tokens].tolist()

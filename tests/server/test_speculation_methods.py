@@ -21,7 +21,7 @@ def test_seeded_requests_are_drafted_by_chains_where_trees_round_otherwise(monke
     tree, chain = DraftModel(small, (2, 2, 1)), DraftModel(small, (1, 1, 1))
     assert seeded(tree).shapes[0].is_chain != alike
     assert seeded(tree).shapes[0].max_depth == 3
-    assert seeded(tree).coupled
+    assert seeded(tree).shared_noise
     assert seeded(chain).shapes == chain.shapes
     assert seeded(StaticTree(small, (2, 1))).shapes[0].is_chain != alike
 

@@ -281,7 +281,7 @@ def described(sampling: SamplingParams) -> dict[str, object]:
 def shared_noise(drafter: Drafter) -> Drafter:
     """The drafter in coupled mode if it has one, so that long paths are accepted."""
     if isinstance(drafter, DraftModel) and drafter.policy is None:
-        return dataclasses.replace(drafter, coupled=True)
+        return dataclasses.replace(drafter, shared_noise=True)
     if isinstance(drafter, DynamicTree):
-        return dataclasses.replace(drafter, coupled=True)
+        return dataclasses.replace(drafter, shared_noise=True)
     return drafter

@@ -63,7 +63,8 @@ def compare(
     repeats: Annotated[int, typer.Option(min=1, help="Times that every arm runs.")] = 2,
     dtype: options.Dtype = "auto",
     fastest: Annotated[
-        bool, typer.Option("--fastest", help="Also measure each arm in its own fastest dtype.")
+        bool,
+        typer.Option("--fastest-dtype", help="Also measure each arm in its own fastest dtype."),
     ] = False,
     device: options.Device = None,
     threads: options.Threads = None,

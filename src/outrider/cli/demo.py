@@ -156,7 +156,7 @@ def _coupled_equal(pair: "Speculator", prompts: list[str], temperature: float, s
 
     drafter = pair.engine.drafter
     assert isinstance(drafter, DraftModel)
-    shared = DraftModel(drafter.model, drafter.counts, coupled=True)
+    shared = DraftModel(drafter.model, drafter.counts, shared_noise=True)
     coupled = pair.using(shared, verifiers.get("match"))
     how = SamplingParams(temperature, seed=7)
-    return _equal(pair.plain(coupled=True), coupled, prompts, how, stop)
+    return _equal(pair.plain(shared_noise=True), coupled, prompts, how, stop)

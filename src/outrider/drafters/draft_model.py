@@ -48,7 +48,7 @@ class DraftModel(OneModel):
     """`counts[l]` children below every node of level l, or the tree of `parents` in BFS order.
 
     `policy` chooses the children; None draws them without replacement, or with the target's noise
-    if `coupled`.
+    if `shared_noise`.
 
     >>> DraftModel(model, (1,) * 5)      # a chain of five tokens           # doctest: +SKIP
     >>> DraftModel(model, (3, 2, 1))     # a tree of 15 drafted tokens      # doctest: +SKIP
@@ -56,16 +56,16 @@ class DraftModel(OneModel):
 
     model: LanguageModel
     counts: tuple[int, ...] = (1, 1, 1, 1, 1)
-    coupled: bool = False
+    shared_noise: bool = False
     parents: tuple[int, ...] | None = None
     name: str = "draft_model"
     policy: Policy | None = None
 
     def __post_init__(self) -> None:
-        if self.coupled and self.policy is not None:
+        if self.shared_noise and self.policy is not None:
             raise ConfigurationError(
-                f"a policy chooses the children, so coupled says nothing; got coupled=True and "
-                f"{self.policy}; leave one of them out"
+                "a policy chooses the children, so shared_noise says nothing; got "
+                f"shared_noise=True and {self.policy}; leave one of them out"
             )
         counts, parents = shapes.parents_for(self.name, self.counts, self.parents)
         if counts and self.policy is None and max(counts) > self.model.vocab_size:
@@ -79,7 +79,7 @@ class DraftModel(OneModel):
     @property
     def chosen(self) -> Policy:
         """The policy in force."""
-        return self.policy or (Coupled() if self.coupled else Drawn())
+        return self.policy or (Coupled() if self.shared_noise else Drawn())
 
     @property
     def kinds(self) -> frozenset[DrawKind]:

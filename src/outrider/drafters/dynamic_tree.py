@@ -34,8 +34,8 @@ from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, Language
 class DynamicTree(OneModel):
     """The `total_tokens` most probable nodes of a beam of `top_k` nodes and `depth` levels.
 
-    The names are EAGLE-2's; `total_tokens` leaves the pending token out. `coupled` draws with the
-    target's noise.
+    The names are EAGLE-2's; `total_tokens` leaves the pending token out. `shared_noise` draws with
+    the target's noise.
 
     >>> DynamicTree(model, total_tokens=24, depth=6, top_k=6)                # doctest: +SKIP
     """
@@ -44,7 +44,7 @@ class DynamicTree(OneModel):
     total_tokens: int = 16
     depth: int = 5
     top_k: int = 4
-    coupled: bool = False
+    shared_noise: bool = False
     name: ClassVar[str] = "dynamic_tree"
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class DynamicTree(OneModel):
     @property
     def drawn(self) -> tuple[DrawKind, ...]:
         """Every child is placed, or every child is coupled."""
-        return dynamic_tree_builder.drawn(self.coupled)
+        return dynamic_tree_builder.drawn(self.shared_noise)
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
@@ -78,7 +78,7 @@ class DynamicTree(OneModel):
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         own = shapes.declared(self, shape)
         source = tree_drafting.TreeModel(self.model, memory, self.depth)
-        return dynamic_tree_builder.grow(source, context, own, self.top_k, self.coupled)
+        return dynamic_tree_builder.grow(source, context, own, self.top_k, self.shared_noise)
 
 
 def _made(

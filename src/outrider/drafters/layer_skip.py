@@ -37,7 +37,7 @@ class LayerSkip(Forgetful):
 
     model: LanguageModel
     counts: tuple[int, ...] = (1, 1, 1, 1)
-    coupled: bool = False
+    shared_noise: bool = False
     name: ClassVar[str] = "layer_skip"
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class LayerSkip(Forgetful):
     @property
     def policy(self) -> Policy:
         """As a draft model's."""
-        return Coupled() if self.coupled else Drawn()
+        return Coupled() if self.shared_noise else Drawn()
 
     @property
     def capturable(self) -> bool:

@@ -22,7 +22,7 @@ from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 @dataclass(frozen=True)
 class Translated:
-    """A chain of `num_speculative_tokens` tokens of the target's; `coupled` is for sampled rows.
+    """A chain of `num_speculative_tokens` target tokens; `shared_noise` is for sampled rows.
 
     Raises ConfigurationError for a draft model that has the target's tokenizer.
 
@@ -31,7 +31,7 @@ class Translated:
 
     model: TranslatedModel
     num_speculative_tokens: int = 4
-    coupled: bool = False
+    shared_noise: bool = False
     name: ClassVar[str] = "translated"
     capturable: ClassVar[bool] = False
     taps: ClassVar[tuple[int, ...]] = ()
@@ -46,7 +46,7 @@ class Translated:
 
     @cached_property
     def _draws(self) -> DraftModel:
-        return DraftModel(self.model, (1,) * self.num_speculative_tokens, self.coupled)
+        return DraftModel(self.model, (1,) * self.num_speculative_tokens, self.shared_noise)
 
     @property
     def kinds(self) -> frozenset[DrawKind]:

@@ -114,7 +114,7 @@ def coupled(drafter: Drafter) -> Drafter:
     if isinstance(drafter, DynamicTree) or (
         isinstance(drafter, DraftModel) and drafter.policy is None
     ):
-        return replace(drafter, coupled=True)
+        return replace(drafter, shared_noise=True)
     return drafter
 
 
@@ -131,5 +131,5 @@ def reproducible(engine: Engine) -> Drafter:
         return replace(drafter, chain=True)
     if isinstance(drafter, DraftModel | DynamicTree):
         depth = drafter.shapes[0].max_depth
-        return DraftModel(drafter.model, (1,) * depth, coupled=True)
+        return DraftModel(drafter.model, (1,) * depth, shared_noise=True)
     return Root()

@@ -21,8 +21,8 @@ DRAFTERS: dict[str, Maker] = {
     "chain": lambda small: DraftModel(small, (1, 1, 1)),
     "tree": lambda small: DraftModel(small, (2, 2)),
     "paths": lambda small: Paths(small, 2, 2),
-    "coupled chain": lambda small: DraftModel(small, (1, 1, 1), coupled=True),
-    "coupled tree": lambda small: DraftModel(small, (2, 2), coupled=True),
+    "coupled chain": lambda small: DraftModel(small, (1, 1, 1), shared_noise=True),
+    "coupled tree": lambda small: DraftModel(small, (2, 2), shared_noise=True),
 }
 
 

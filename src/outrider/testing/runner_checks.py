@@ -110,7 +110,7 @@ def shared_noise_text(target: TreeDecoder, draft: TreeDecoder) -> None:
 
     plain, _ = text(Root())
     for counts in ((1, 1, 1), (2, 2)) if target.trees else ((1, 1, 1),):
-        fast, accepted = text(DraftModel(draft, counts, coupled=True))
+        fast, accepted = text(DraftModel(draft, counts, shared_noise=True))
         expect(fast == plain, f"drafted text {counts} is plain decoding's: {fast} and {plain}")
         expect(accepted > 1, f"some of the drafts {counts} are accepted")
 

@@ -178,9 +178,9 @@ class Speculator:
         more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing, self.defaults)
         return Speculator(engine, *more)
 
-    def plain(self, coupled: bool = False) -> "Speculator":
-        """Ordinary decoding with the same target; `coupled` uses the noise of coupled mode."""
-        return self.using(Root(), verifiers.get("match") if coupled else None)
+    def plain(self, shared_noise: bool = False) -> "Speculator":
+        """Ordinary decoding with the same target; `shared_noise` by the noise that drafts share."""
+        return self.using(Root(), verifiers.get("match") if shared_noise else None)
 
     def generate(
         self,

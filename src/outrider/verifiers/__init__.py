@@ -116,14 +116,14 @@ def taken(rule: "Verifier") -> dict[str, object]:
 
 
 def chosen(
-    rule: "str | Verifier | None", options: Mapping[str, object] | None, coupled: bool
+    rule: "str | Verifier | None", options: Mapping[str, object] | None, shared_noise: bool
 ) -> "Verifier | None":
     """The rule that a user asks for: by name with options, as an object, or not at all.
 
     Coupled text depends on the seed alone: `match` if no rule is named, and no rule that cannot
     give it.
 
-    >>> chosen("lenience", {"lenience": 0.3}, coupled=False).lenience
+    >>> chosen("lenience", {"lenience": 0.3}, shared_noise=False).lenience
     0.3
     """
     asked = arguments.by_name("rule_options", options)
@@ -135,7 +135,7 @@ def chosen(
             f"rule={arguments.shown(rule)}; name the rule ({takes})"
         )
     judge = get(rule, **asked) if isinstance(rule, str) else named(rule)
-    if not coupled:
+    if not shared_noise:
         return judge
     if judge is not None and not shares_noise(judge):
         sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if shares_noise(other)))

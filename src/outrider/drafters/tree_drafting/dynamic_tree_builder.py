@@ -78,25 +78,29 @@ def of_candidates(total: int, depth: int, few: int) -> tuple[DraftShape, ...]:
 
 
 def grow(
-    source: ProposalSource, context: Context, shape: DraftShape, few: int, coupled: bool = False
+    source: ProposalSource,
+    context: Context,
+    shape: DraftShape,
+    few: int,
+    shared_noise: bool = False,
 ) -> Draft:
     """The best nodes of a tree of this shape, `few` of them expanded on each level: one call each.
 
     `places_BN` says where the source's cache holds them.
     """
     layout = ragged(few, shape.max_depth, context.length_B.device, leaves=False)
-    nodes = CandidatePool(few, context, coupled)
+    nodes = CandidatePool(few, context, shared_noise)
     expand([source], context, layout, nodes)
     tokens, parent, depth, places = nodes.best(shape.max_nodes - 1)
     tree, draws = selected(parent, depth, shape.max_depth, few)
     tokens = torch.cat([pending(context), tokens], 1)
-    kinds = drawn(coupled)
+    kinds = drawn(shared_noise)
     return declare(tokens, tree, draws, kinds, context.sampling, places_BN=places)
 
 
-def drawn(coupled: bool) -> tuple[DrawKind, ...]:
+def drawn(shared_noise: bool) -> tuple[DrawKind, ...]:
     """Every child is placed, or every child is coupled."""
-    return (DrawKind.COUPLED if coupled else DrawKind.FIXED,)
+    return (DrawKind.COUPLED if shared_noise else DrawKind.FIXED,)
 
 
 class _Candidates(NamedTuple):
@@ -112,14 +116,14 @@ class CandidatePool:
     """All candidates of one proposal, and the nodes that are expanded next: a `Policy`.
 
     Cumulative probabilities are the draft's under the row's temperature and filters (at temperature
-    0: those of temperature 1). Children are placed, or `coupled`: then they are the best tokens
-    under the target's noise.
+    0: those of temperature 1). Children are placed, or by `shared_noise`: then they are the best
+    tokens under the target's noise.
     """
 
     drawn = (DrawKind.FIXED,)
 
-    def __init__(self, few: int, context: Context, coupled: bool = False) -> None:
-        self.few, self.coupled = few, coupled
+    def __init__(self, few: int, context: Context, shared_noise: bool = False) -> None:
+        self.few, self.shared_noise = few, shared_noise
         # of the nodes being expanded
         self.score_Bn = torch.zeros_like(context.length_B, dtype=torch.float32)[:, None]
         self.number_Bn = torch.zeros_like(self.score_Bn, dtype=torch.int64)
@@ -147,7 +151,7 @@ class CandidatePool:
 
         At most 0; -inf where a token is impossible.
         """
-        if self.coupled:
+        if self.shared_noise:
             inverse = law.inverse_temperature_B
             sure = torch.where(torch.isinf(inverse), 1.0, SURENESS)[:, None, None]
             merit = sure * ops.merit(law, keys.shared(level.depth)).float()
