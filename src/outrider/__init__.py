@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from outrider.sampling.timestamps import Timestamps
     from outrider.stats import RequestStats, Stats
     from outrider.stochastic.rounds import speculate
+    from outrider.text.output_text import Stop
     from outrider.text.results import Completion, Generation, TextBlock
     from outrider.text.speculator import Speculator
-    from outrider.text.stop import Stop
 
 __version__ = "0.1.0"
 
@@ -132,7 +132,7 @@ _HOMES = {
     "Generation": "outrider.text.results",
     "TextBlock": "outrider.text.results",
     "Speculator": "outrider.text.speculator",
-    "Stop": "outrider.text.stop",
+    "Stop": "outrider.text.output_text",
 }
 #: Public packages, which are attributes as well.
 _PARTS = (

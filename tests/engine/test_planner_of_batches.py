@@ -16,7 +16,7 @@ from outrider.engine.speculation_policy import (
     StepReport,
     measure,
 )
-from outrider.engine.speculation_policy.memory import RowMemory
+from outrider.engine.speculation_policy.estimates import RowMemory
 from outrider.types import PLAIN, DraftShape
 from tiny import PROMPTS, decode, pair
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from outrider.costs import Costs
-from outrider.engine.speculation_policy.cost_model import CostModel
+from outrider.engine.speculation_policy.estimates import CostModel
 from outrider.types import PLAIN, DraftShape
 
 COSTS = Costs.of({1: 20.0, 3: 23.0, 5: 26.0})

@@ -6,12 +6,12 @@ import weakref
 import pytest
 import torch
 
-from outrider.models.cpu_kernels import huge_pages
+from outrider.models.cpu_kernels import packed_linear
 
 
 @pytest.mark.parametrize("count", [1, 64, 100, 5 << 20, 17 << 20, (32 << 20) + 1])
 def test_a_piece_is_as_long_as_asked_and_begins_a_line(count):
-    piece = huge_pages.empty(count)
+    piece = packed_linear.empty(count)
     assert piece.shape == (count,)
     assert piece.dtype == torch.uint8
     assert piece.data_ptr() % 64 == 0
@@ -19,22 +19,22 @@ def test_a_piece_is_as_long_as_asked_and_begins_a_line(count):
 
 def test_pieces_do_not_overlap():
     sizes = [1, 63, 64, 65, 4096, 3 << 20, 100, 20 << 20, 7]
-    pieces = [huge_pages.empty(size).fill_(number) for number, size in enumerate(sizes)]
+    pieces = [packed_linear.empty(size).fill_(number) for number, size in enumerate(sizes)]
     for number, piece in enumerate(pieces):
         assert bool((piece == number).all())
 
 
 def test_a_mapping_ends_with_what_lies_in_it(monkeypatch):
     mapped = []
-    kept = huge_pages.mmap.mmap
+    kept = packed_linear.mmap.mmap
 
     class Watched(kept):
         def __init__(self, *given):
             super().__init__()
             mapped.append(weakref.ref(self))
 
-    monkeypatch.setattr(huge_pages.mmap, "mmap", Watched)
-    piece = huge_pages.empty(40 << 20)
+    monkeypatch.setattr(packed_linear.mmap, "mmap", Watched)
+    piece = packed_linear.empty(40 << 20)
     gc.collect()
     assert mapped[0]() is not None
     del piece
@@ -43,9 +43,9 @@ def test_a_mapping_ends_with_what_lies_in_it(monkeypatch):
 
 
 def test_what_is_left_of_a_mapping_made_in_inference_mode_is_written_outside_it(monkeypatch):
-    monkeypatch.setattr(huge_pages, "_rest", torch.empty(0, dtype=torch.uint8))
+    monkeypatch.setattr(packed_linear, "_rest", torch.empty(0, dtype=torch.uint8))
     with torch.inference_mode():
-        first = huge_pages.empty(100)
+        first = packed_linear.empty(100)
     first.fill_(1)
-    huge_pages.empty(100).fill_(2)
+    packed_linear.empty(100).fill_(2)
     assert first.unique().tolist() == [1]

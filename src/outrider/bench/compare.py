@@ -25,8 +25,8 @@ from outrider.models.sources import DTYPES
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.shipped import shipped
 from outrider.stats import VERBS
+from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
 from outrider.text.tokens import encode
 from outrider.tree import parents_of
 

@@ -12,9 +12,9 @@ import torch
 from outrider.bench import intervals
 from outrider.models.model_wrapper import ModelWrapper
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.output_text import Stop
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
 from outrider.types import Inputs, LanguageModel, Nodes, Output
 
 Arm = TypeVar("Arm")

@@ -86,7 +86,7 @@ class Talk:
 
         Raises OutriderError for what the model cannot answer, and forgets it.
         """
-        from outrider.text.stop import Stop
+        from outrider.text.output_text import Stop
 
         told = conversation(text, self.system, self.turns)
         stop = Stop(self.most)

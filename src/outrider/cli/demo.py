@@ -14,8 +14,8 @@ from outrider.shipped import parameters
 
 if TYPE_CHECKING:
     from outrider.sampling.sampling_params import SamplingParams
+    from outrider.text.output_text import Stop
     from outrider.text.speculator import Speculator
-    from outrider.text.stop import Stop
 
 SHOWN = 0.6  #: temperature of the texts on the screen
 PROMPTS = ("configparser.py", "textwrap.py", "heapq.py")  # modules that were never trained on
@@ -67,7 +67,7 @@ def pick() -> list[str]:
 
 def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
     from outrider.sampling.sampling_params import SamplingParams
-    from outrider.text.stop import Stop
+    from outrider.text.output_text import Stop
 
     colour = out.is_terminal and not out.no_color
 
@@ -93,7 +93,7 @@ def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) 
     from outrider.bench import measure
     from outrider.bench.intervals import LEAST
     from outrider.sampling.sampling_params import SamplingParams
-    from outrider.text.stop import Stop
+    from outrider.text.output_text import Stop
 
     plain = pair.plain()
     arms = {"plain": plain, "speculative": pair}

@@ -135,8 +135,8 @@ def generate(
     from outrider.bench.timeline import draw, lines
     from outrider.resolve_config import seen
     from outrider.sampling.sampling_params import SamplingParams
+    from outrider.text.output_text import Stop
     from outrider.text.speculator import Speculator
-    from outrider.text.stop import Stop
 
     if as_json and (stream or trace):
         raise ConfigurationError(

@@ -22,11 +22,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigurationError
 from outrider.row_params import Processor, Shaping
-from outrider.sampling import (
-    custom_processors,
-    processor_replay,
-    timestamps,
-)
+from outrider.sampling import custom_processors, timestamps
 from outrider.sampling.columns import build
 from outrider.sampling.prefixes import NodePrefixes, ceiling
 from outrider.sampling.sampling_params import SamplingParams
@@ -60,7 +56,7 @@ def validate(
                 )
         same = tuple(map(id, s.processors))
         if same and same not in tried:
-            tried[same] = processor_replay.replayable(
+            tried[same] = custom_processors.replayable(
                 s.processors,
                 [*s.padding, *prompt],
                 vocab,
@@ -69,7 +65,7 @@ def validate(
                 [uses[id(p)] for p in s.processors],
             )
         if same:
-            s = replace(s, processors=processor_replay.of_row(tried[same], first + row))
+            s = replace(s, processors=custom_processors.of_row(tried[same], first + row))
         admitted.append(s)
     return admitted
 

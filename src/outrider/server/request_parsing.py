@@ -30,8 +30,7 @@ from outrider.server.protocol import (
 )
 from outrider.stats import RequestStats
 from outrider.text.decoder_prompt import RULES, ruled
-from outrider.text.output_text import IncrementalText
-from outrider.text.stop import Stop, stop_ids
+from outrider.text.output_text import IncrementalText, Stop, stop_ids
 from outrider.text.tokens import encode
 
 _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it

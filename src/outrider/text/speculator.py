@@ -17,10 +17,9 @@ from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import RequestStats, Stats
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
-from outrider.text.output_text import IncrementalText, Stream
+from outrider.text.output_text import IncrementalText, Stop, Stream, stop_ids
 from outrider.text.prompts import EncodedPrompts, PromptEncoder, Text, refuse_useless
 from outrider.text.results import Completion, Generation, NearTie
-from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import Detokenizer
 from outrider.types import Drafter, Inputs, Verifier
 

@@ -25,8 +25,8 @@ from outrider.models.layer_subset import depth
 from outrider.models.layer_subset_source import check
 from outrider.models.sources import ModelSource
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
 from outrider.text.tokens import encode
 from outrider.train import texts
 from outrider.train.alpha import Alpha, alpha

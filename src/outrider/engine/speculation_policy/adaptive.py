@@ -15,12 +15,16 @@ import torch
 
 from outrider.acceptance_stats import AcceptanceStats
 from outrider.costs import Costs
-from outrider.engine.speculation_policy.cost_model import (
+from outrider.engine.speculation_policy.estimates import (
     CONTEXT,
+    FIRST,
+    LEVEL,
+    LOOKS,
+    Backoff,
     CostModel,
+    RowMemory,
     StepPrices,
 )
-from outrider.engine.speculation_policy.memory import FIRST, LEVEL, LOOKS, Backoff, RowMemory
 from outrider.engine.speculation_policy.protocol import (
     BatchView,
     PlannedRow,

@@ -11,7 +11,6 @@ So no choice is made twice, and a difference in rounding between processes canno
 """
 
 from outrider.models.distributed.group import Group, join
-from outrider.models.distributed.model import ShardedModel
-from outrider.models.distributed.worker import split
+from outrider.models.distributed.model import ShardedModel, split
 
 __all__ = ["Group", "ShardedModel", "join", "split"]

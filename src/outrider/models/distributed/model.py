@@ -2,11 +2,13 @@
 
 import atexit
 import itertools
+import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Self
+from typing import NoReturn, Self
 
+import torch
 from torch import Tensor, distributed
 
 from outrider.errors import ShardLost
@@ -21,6 +23,7 @@ from outrider.models.distributed.rpc import (
     NarrowRows,
     OpenCache,
     PutRows,
+    Shard,
     StopWorker,
     TakeRows,
 )
@@ -116,3 +119,37 @@ class ShardedModel(ModelWrapper[TreeDecoder]):
                 self._wire.send(StopWorker())
             self._wire.broken = RuntimeError("closed")
             distributed.destroy_process_group()
+
+
+# What the other ranks do: they follow rank 0's orders until it ends, and never come back.
+
+
+def split(own: TreeDecoder, group: Group) -> ShardedModel:
+    """On rank 0 the model that calls the others along. The others stay here, and leave with it.
+
+    All calls are padded as rank 0's are, whatever processor the others run on.
+    """
+    told: list[object] = [own.rounding]
+    with group.together():
+        distributed.broadcast_object_list(told, 0, group=group.orders)
+    own.rounding = told[0]  # type: ignore[assignment]
+    if group.rank == 0:
+        return ShardedModel(own, group)
+    serve(own, group)
+
+
+@torch.inference_mode()
+def serve(own: TreeDecoder, group: Group) -> NoReturn:
+    """Follow orders. Leaves by SystemExit: 0 once rank 0 says so, 1 if a process is gone."""
+    wire, shard = Broadcaster(group), Shard(own)
+    try:
+        while True:
+            for order, tensors in wire.receive():
+                with group.together():
+                    order.run(shard, tensors)
+    except SystemExit:
+        distributed.destroy_process_group()
+        raise
+    except ShardLost as error:
+        sys.stderr.write(f"rank {group.rank} of {group.size} leaves: {error}\n")
+        raise SystemExit(1) from None

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.ops.cpu.scratch import per_thread
+from outrider.ops.cpu.host_tables import per_thread
 from outrider.types import Host, Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]

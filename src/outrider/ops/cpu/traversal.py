@@ -17,9 +17,9 @@ import numpy as np
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
+from outrider.ops.cpu.host_tables import per_thread
 from outrider.ops.cpu.law_slices import pick
 from outrider.ops.cpu.rejection_walk import LITTLE, RejectionWalk
-from outrider.ops.cpu.scratch import per_thread
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -22,8 +22,8 @@ from outrider.bench.progress import Show
 from outrider.bench.prompts import read_rows
 from outrider.drafters import DraftModel
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
 from outrider.text.tokens import encode
 from outrider_lab import bandwidth
 from outrider_lab.equivalence import MARGIN, equivalence

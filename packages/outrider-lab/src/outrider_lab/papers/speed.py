@@ -12,8 +12,8 @@ from pathlib import Path
 from outrider.bench import measure
 from outrider.bench.progress import Show
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
 from outrider_lab.papers import record
 
 PLAIN, SPECULATIVE = "plain", "speculative"

@@ -15,8 +15,8 @@ from outrider import verifiers
 from outrider.bench.progress import Show
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
 from outrider_lab.papers import record
 from outrider_lab.papers.score_code import parses, similarity
 from outrider_lab.papers.trees import PLAIN, TreeArm
