@@ -30,6 +30,7 @@ def beamed(
     settings: Sequence[SamplingParams],
     limits: Sequence[StopConditions],
     beams: Beams,
+    adapters: Sequence[str | None],
 ) -> Generation:
     """The best `num_return_sequences` beams of each prompt, one prompt after another.
 
@@ -37,7 +38,8 @@ def beamed(
     """
     given: Sequence[Inputs | None] = asked.inputs or [None] * len(asked.prompts)
     every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
-    requests = [Request(*each) for each in every]
+    rows = zip(every, adapters, strict=True)
+    requests = [Request(*each, lora_name=name) for each, name in rows]
     most = engine.drafter.shapes[0].max_depth
     with engine.paces.lent(most, beams.num_beams, len(requests)) as pace:
         found = search(engine.target, engine.drafter, requests, beams, pace=pace)
