@@ -16,7 +16,8 @@ from outrider.cli import app
 from outrider.loading import load
 from outrider.models import pretrained
 from outrider.models.heads import formats
-from outrider.models.sources import ModelSource, read_tokenizer
+from outrider.models.sources import ModelSource
+from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import shipped
 from tiny import llama
 

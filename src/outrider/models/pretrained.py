@@ -84,6 +84,8 @@ def empty_model(kind: Any, config: PretrainedConfig, trust: bool) -> Any:
 
     Raises ConfigurationError for code nobody asked for.
     """
+    if issubclass(kind, PreTrainedModel):  # one class of transformers' own, no choice of several
+        return kind._from_config(config)
     try:
         return kind.from_config(config, trust_remote_code=trust)
     except ValueError as error:

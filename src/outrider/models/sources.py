@@ -1,9 +1,8 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -30,15 +29,17 @@ from outrider.models import (
     pretrained,
     reads_more,
     sharing,
+    tokenizer_files,
     unsupported,
     weight_only,
     weight_packing,
 )
+from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.distributed.group import Group
+from outrider.models.foreign_errors import first_line, kind_of, pickled, usable_file
 from outrider.models.lora import LoraBank
-from outrider.types import Tokenizer
 
 _log = logging.getLogger("outrider.models")
 
@@ -48,18 +49,6 @@ Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded
 ShareEncoder: TypeAlias = bool | Literal["auto"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-#: Files that a tokenizer is read from.
-_WORDS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "vocab.json",
-    "vocab.txt",
-)
 
 
 class ModelSource:
@@ -95,6 +84,11 @@ class ModelSource:
             unsupported.check_loaded(given, role, "a path, a hub name or a loaded model")
             self.given = given = peft_models.unwrapped(given)
             self.config = given.config
+            if given.dtype == torch.float64:
+                raise ConfigurationError(
+                    f"the {role} model was passed as an object in torch.float64, which nothing "
+                    f"here computes in; got {self}; convert it: model.float()"
+                )
             self._check_whole()
             return
         self.adapter = peft_models.adapter_folder(given, role)
@@ -121,6 +115,7 @@ class ModelSource:
                 f"cannot load the {role} model; got {said}, which is {kind} "
                 f"({kind_of(error)}); check the path or download the model first"
             ) from error
+        auto_class(self.config)  # refuses what is no language model
 
     def _configuration(self) -> PretrainedConfig:
         known = gguf.described(self.files)
@@ -187,6 +182,14 @@ class ModelSource:
             return self._checked(loaded, setting, vocab, shares)
         except NumericalError as error:
             raise self.not_numbers(error, setting.dtype, device) from error
+        except UnsupportedModel as error:
+            if self.quantised_by is None or setting.dtype == self.checkpoint_dtype():
+                raise
+            raise ConfigurationError(
+                f"the weights of {self} are quantised by {self.quantised_by!r} for states in "
+                f"{self.checkpoint_dtype()}; got dtype={setting.dtype!r}, in which its layers do "
+                f"not run ({first_line(error)}); leave dtype out"
+            ) from error
         except OutriderError:
             raise
         except Exception as error:  # sizes that fit the weights, and not each other
@@ -267,13 +270,24 @@ class ModelSource:
 
     def checkpoint_dtype(self) -> str:
         """The dtype the checkpoint was saved in."""
-        saved = self.config.dtype
-        return str(saved).removeprefix("torch.") if saved is not None else "float32"
+        saved = str(self.config.dtype).removeprefix("torch.")
+        return saved if saved in DTYPES else "float32"  # float64, too
 
     @property
     def in_blocks(self) -> bool:
         """Whether it is a GGUF file, whose weights can stay in its blocks."""
         return self.adapter is None and gguf.is_file(self.given)
+
+    @property
+    def quantised_by(self) -> str | None:
+        """The library or method that a checkpoint's weights were quantised by; None: they are
+        whole, or a GGUF file's."""
+        settings = read(self.config, "quantization_config", object)
+        if settings is None:
+            return None
+        said = settings if isinstance(settings, dict) else vars(settings)
+        method = said.get("quant_method", "an unnamed method")
+        return str(getattr(method, "value", method))
 
     def keeps(self, dtype: str, device: torch.device) -> bool:
         """Whether weights of this type are packed, beside states in float32 (`weight_only`).
@@ -281,7 +295,7 @@ class ModelSource:
         Not those that another library has quantised: its layers compute as it wants. Raises
         ConfigurationError where they would have to be quantised once more.
         """
-        foreign = read(self.config, "quantization_config", object) is not None
+        foreign = self.quantised_by is not None
         if foreign and dtype in weight_only.QUANTISED:
             raise ConfigurationError(
                 f"the weights of {self} are quantised already, by its quantization_config; got "
@@ -356,6 +370,17 @@ class ModelSource:
             self._refuse(pickled(error), error)
         except (UnsupportedModel, RemoteCodeRefused):
             raise
+        except ImportError as error:
+            if self.quantised_by is None:
+                raise ConfigurationError(
+                    f"the {self.role} model needs a package that is not installed "
+                    f"({first_line(error)}); got {str(self.given)!r}; install it"
+                ) from error
+            raise ConfigurationError(
+                f"the weights of the {self.role} model are quantised by {self.quantised_by!r}, "
+                f"which needs a package that is not installed ({first_line(error)}); got "
+                f"{str(self.given)!r}; install it, or give the checkpoint that they were made of"
+            ) from error
         except Exception as error:  # a broken file, or sizes in config.json that make no model
             if how.get("distributed_config") is not None and isinstance(error, ValueError):
                 raise  # said by who asked for it
@@ -397,42 +422,14 @@ class ModelSource:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
-        words = self._words
-        known = gguf.described(words)
-        if known is not None and (known / "tokenizer").is_dir():
-            with suppress(OSError, ValueError):
-                return pretrained.read_tokenizer(str(known / "tokenizer"), self.trust)
-        try:
-            where, how = gguf.located(words)
-            made = pretrained.read_tokenizer(where, self.trust, **how)
-            gguf.remember(words, made, "tokenizer")
-        except RemoteCodeRefused:
-            raise
-        except ImportError as error:
-            raise ConfigurationError(
-                f"the tokenizer of {self} needs a package that is not installed "
-                f"({first_line(error)}); install it, or pass tokenizer=..."
-            ) from error
-        except Exception as error:  # the tokenizers library raises plain ones
-            there = next((name for name in _WORDS if (Path(words) / name).is_file()), None)
-            if there is None and isinstance(error, (OSError, ValueError)):
-                return None  # there is none
-            raise ConfigurationError(
-                f"cannot read the tokenizer of the {self.role} model; got {str(self.given)!r} "
-                f"({there or 'no file of it'}: {kind_of(error)}); download it again, or pass "
-                "tokenizer=..."
-            ) from error
-        folder, names = Path(words), {*made.vocab_files_names.values(), "tokenizer.json"}
-        if folder.is_dir() and not any((folder / name).is_file() for name in names):
-            return None  # some families make an empty one of nothing
-        return made
+        return tokenizer_files.beside(self._words, self.role, self.trust)
 
     @property
     def _words(self) -> str | Path:
         """Where a tokenizer is looked for: in an adapter's folder, if it has one of its own."""
         assert isinstance(self.files, (str, Path))
         folder = None if self.adapter is None else self.adapter.folder
-        if folder is not None and any((folder / name).is_file() for name in _WORDS):
+        if folder is not None and tokenizer_files.found(folder):
             return folder
         return self.files
 
@@ -464,58 +461,6 @@ class ModelSource:
             return tuple(map(int, ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
-def auto_class(config: PretrainedConfig) -> Any:
-    """The class of transformers that makes models of this configuration with an output layer."""
-    import transformers
-
-    if not read(config, "is_encoder_decoder", bool):  # a decoder cut out of one, too
-        return transformers.AutoModelForCausalLM
-    return next(
-        kind
-        for kind in (
-            transformers.AutoModelForSeq2SeqLM,
-            transformers.AutoModelForSpeechSeq2Seq,
-            transformers.AutoModelForImageTextToText,
-        )
-        if type(config) in kind._model_mapping
-    )
-
-
-def read_tokenizer(
-    given: str | Path | PreTrainedTokenizerBase, trust: bool = False
-) -> PreTrainedTokenizerBase:
-    """A tokenizer that was given by path, hub name or as an object."""
-    if not isinstance(given, (str, Path)):
-        if not isinstance(given, Tokenizer):
-            do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
-            arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
-        return given
-    where, how = gguf.located(given)
-    try:
-        return pretrained.read_tokenizer(where, trust, **how)
-    except RemoteCodeRefused:
-        raise
-    except Exception as error:  # the tokenizers library raises plain ones
-        raise ConfigurationError(
-            f"cannot load the tokenizer; got {str(given)!r} ({kind_of(error)}); check the path "
-            "or pass a tokenizer"
-        ) from error
-
-
-@contextmanager
-def usable_file(model: str, file: str) -> Iterator[None]:
-    """In here foreign errors mean that this file of a model's folder says what cannot be used."""
-    try:
-        yield
-    except OutriderError:
-        raise
-    except Exception as error:  # whatever somebody else's file makes of a library
-        raise ConfigurationError(
-            f"{file} of the model cannot be used; got {model!r} ({kind_of(error)}); download it "
-            "again"
-        ) from error
-
-
 def usable(given: str | torch.device) -> torch.device:
     """The device of that name, if torch can use it here; ConfigurationError if not."""
     try:
@@ -537,22 +482,3 @@ def usable(given: str | torch.device) -> torch.device:
             "use device='cpu' or 'cuda'"
         ) from error
     return place
-
-
-def pickled(error: UnpicklingError) -> str:
-    """What is wrong with a pickled file that holds more than weights."""
-    asked = re.search(
-        r"(?:Unsupported|GLOBAL) [\w.]+", str(error).replace("global: GLOBAL", "GLOBAL")
-    )
-    found = f", it asks for {asked[0].split()[-1]}" if asked else ""
-    return f"a pickled file that is more than weights{found}; it was not run; safetensors are safe"
-
-
-def kind_of(error: BaseException) -> str:
-    """What a foreign error says, with its kind where that is no plain one."""
-    plain = isinstance(error, (OSError, ValueError)) or type(error) is Exception
-    return first_line(error) if plain else f"{type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
