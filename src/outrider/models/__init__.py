@@ -5,7 +5,7 @@ exception is one small file and one line here. An architecture that nobody has l
 same way; the check at load decides, and the chain fallback is the last resort.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from outrider import lazy
@@ -155,13 +155,18 @@ def reads_more(config: "PretrainedConfig") -> bool:
 def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     """The class that runs this architecture through its own forward."""
     from outrider.models import seq2seq
-    from outrider.models.hf import TransformersRunner
+    from outrider.models.config import decoder_of, read
+    from outrider.models.hf import INDEXED, TransformersRunner
+    from outrider.models.indexed import IndexedRunner
 
     if reads_more(model.config):
         return seq2seq.runner_of(model)
     kind = model.config.model_type
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
+    layers: Collection[str] = read(decoder_of(model.config), "layer_types", (list, tuple)) or ()
+    if INDEXED in layers:
+        return IndexedRunner
     return EXCEPTIONS.get(kind, TransformersRunner)
 
 
