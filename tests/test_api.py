@@ -201,7 +201,7 @@ EXCEPTIONS = {
     "models/seq2seq/input_modality.py:": "looks at a source as it comes and as it is read",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "models/distributed/rpc.py:receive": "orders travel between hosts, on a CPU",
-    "sampling/custom_processors.py:": "processors of transformers are Python, and tried out before a run",
+    "sampling/custom_processors.py:": "processors of transformers are Python",
 }
 
 

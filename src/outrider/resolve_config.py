@@ -134,6 +134,8 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
 
         group = distributed.join(cut, config.device)
     first = seen(target, group, config.trust_remote_code)
+    if config.lora_modules is not None:
+        first.serve(config.lora_modules)
     sources = _sources(first, drafters.models(draft), config.share_encoder)
     place = _place(sources, config.device)
     tokenizer = _tokenizer(first, config.tokenizer)
