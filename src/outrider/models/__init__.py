@@ -3,12 +3,17 @@
 Most families need nothing of their own: explicit positions, slots and masks are enough. An
 exception is one small file and one line here. An architecture that nobody has listed is tried the
 same way; the check at load decides, and the chain fallback is the last resort.
+
+A family of your own is driven by a class of yours once that is registered for its `model_type`: by
+`outrider.models.register("my_family", MyRunner)`, or by an entry point of the group
+`outrider.model_runners` of an installed package.
 """
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from outrider import lazy
+from outrider import arguments, lazy, plugins
+from outrider.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.models.decoder import TreeDecoder
     from outrider.models.hf import TransformersRunner
     from outrider.models.llama import LlamaRunner
+    from outrider.models.lora import LoraBank
 
 #: Architectures checked by tests/models/test_families.py, by transformers' model_type.
 SUPPORTED = frozenset(
@@ -64,29 +70,71 @@ SUPPORTED = frozenset(
     }
 )
 
-#: Families that need more than positions, slots and masks.
-EXCEPTIONS: Mapping[str, "type[TransformersRunner]"] = lazy.Registry(
-    {
-        "bloom": "outrider.models.alibi:BloomRunner",
-        "falcon": "outrider.models.alibi:FalconRunner",
-        "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
-        "moshi": "outrider.models.positions:MoshiRunner",
-        "mpt": "outrider.models.alibi:MptRunner",
-        "roformer": "outrider.models.positions:RoFormerRunner",
-        **dict.fromkeys(
-            (
-                "camembert",
-                "data2vec-text",
-                "roberta",
-                "roberta-prelayernorm",
-                "xlm-roberta",
-                "xlm-roberta-xl",
-                "xmod",
-            ),
-            "outrider.models.positions:OffsetPositionsRunner",
+_OWN = {
+    "bloom": "outrider.models.alibi:BloomRunner",
+    "falcon": "outrider.models.alibi:FalconRunner",
+    "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
+    "moshi": "outrider.models.positions:MoshiRunner",
+    "mpt": "outrider.models.alibi:MptRunner",
+    "roformer": "outrider.models.positions:RoFormerRunner",
+    **dict.fromkeys(
+        (
+            "camembert",
+            "data2vec-text",
+            "roberta",
+            "roberta-prelayernorm",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "xmod",
         ),
-    }
+        "outrider.models.positions:OffsetPositionsRunner",
+    ),
+}
+
+
+def _runner(given: object) -> "type[TransformersRunner]":
+    """What `register` and entry points may give: a class of runners."""
+    from outrider.models.hf import TransformersRunner
+
+    if isinstance(given, type) and issubclass(given, TransformersRunner):
+        return given
+    raise ConfigurationError(
+        "a model runner is a subclass of outrider.models.TransformersRunner; got "
+        f"{arguments.shown(given)}; give that class"
+    )
+
+
+PLUGINS = plugins.PluginGroup("outrider.model_runners", "model runner", _runner)
+#: Families that need more than positions, slots and masks, those of plug-ins among them.
+EXCEPTIONS: MutableMapping[str, "type[TransformersRunner]"] = lazy.Registry(
+    _OWN, lambda ours: PLUGINS.load(ours | SUPPORTED)
 )
+
+
+def register(model_type: str, runner: "type[TransformersRunner]") -> None:
+    """Drive models of this `model_type`, decoders of text alone, by a class of your own.
+
+    `outrider.testing.check_runner` says whether it does what a runner must. Raises
+    ConfigurationError for a family that has a runner, and for what is no class of runners.
+
+    >>> from outrider.models import TransformersRunner
+    >>> register("mine", TransformersRunner)
+    >>> EXCEPTIONS.pop("mine").__name__
+    'TransformersRunner'
+    """
+    read = _runner(runner)
+    PLUGINS.refuse_taken(model_type, {*SUPPORTED, *EXCEPTIONS})
+    EXCEPTIONS[model_type] = read
+
+
+def _registered(kind: str) -> "type[TransformersRunner] | None":
+    """The class of a family that has one of its own. Plug-ins are looked for last."""
+    if kind in SUPPORTED and kind not in _OWN:
+        return None
+    found = EXCEPTIONS.get(kind)
+    if found is None:
+        PLUGINS.refuse_broken(kind)
+    return found
 
 
 def adapt(
@@ -97,13 +145,15 @@ def adapt(
     chain_only: bool = False,
     shares: bool = False,
     int8: bool = False,
+    bank: "LoraBank | None" = None,
 ) -> "TreeDecoder":
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
     encoder-decoder's own encoder unused (models of text alone have none): a draft model then
     attends to the target's states. `int8` keeps the weights that a step reads in 8 bits.
-    `packed` lays those of linear layers out as products read them. Raises UnsupportedModel, with
+    `packed` lays those of linear layers out as products read them. Rows have the adapters of
+    `bank`, of models of text alone. Raises UnsupportedModel, with
     the reason, for models that cannot be driven exactly.
     """
     import torch
@@ -119,9 +169,13 @@ def adapt(
 
         if whisper.fits(model):
             return TreeDecoder(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
-    lean = on_cpu and not chain_only and not reads_more(model.config) and llama.fits(model)
-    if lean:
-        return TreeDecoder(LlamaRunner(model, packed, int8), vocab_size)
+    kind = model.config.model_type
+    ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
+    if on_cpu and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
+        runner = LlamaRunner(model, packed, int8)
+        if bank is not None:
+            runner.adapt(bank)
+        return TreeDecoder(runner, vocab_size, bank)
     made = (
         weight_packing.quantize_int8(model)
         if int8
@@ -129,10 +183,13 @@ def adapt(
         if packed and on_cpu
         else None
     )
-    driven = _own(model if made is None else made, chain_only, shares)
+    run = model if made is None else made
+    if bank is not None:
+        run = bank.attach(run)
+    driven = _own(run, chain_only, shares)
     if made is not None and not int8:
         driven.packed, driven.means = True, f"{driven.means}, its linear layers packed"
-    return TreeDecoder(driven, vocab_size)
+    return TreeDecoder(driven, vocab_size, bank)
 
 
 def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":
@@ -162,11 +219,12 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     kind = model.config.model_type
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
-    return EXCEPTIONS.get(kind, TransformersRunner)
+    return _registered(kind) or TransformersRunner
 
 
 __all__ = [
     "EXCEPTIONS",
+    "PLUGINS",
     "SUPPORTED",
     "ChainRunner",
     "LlamaRunner",
@@ -174,6 +232,7 @@ __all__ = [
     "TreeDecoder",
     "adapt",
     "reads_more",
+    "register",
     "runner_of",
 ]
 

@@ -7,8 +7,7 @@ from pydantic import StrictBool, ValidationError, model_validator
 from outrider.errors import OutriderError
 from outrider.server.chat_prompts import chat_prompt
 from outrider.server.errors import APIError, rejected, unknown_model
-from outrider.server.fields import Body
-from outrider.server.messages import Message, Tool
+from outrider.server.messages import Body, Message, Tool
 from outrider.server.protocol import ChatCompletionRequest, Size
 from outrider.server.request_parsing import RequestParser
 from outrider.server.token_formatter import TokenFormatter
@@ -103,6 +102,6 @@ def _is_text(text: str) -> bool:
 
 def _named(orders: RequestParser, model: str | None) -> str:
     """The model's name, which may be left out."""
-    if model is not None and model not in orders.names:
-        raise unknown_model(model, orders.names)
+    if model is not None and model not in orders.served:
+        raise unknown_model(model, orders.served)
     return model or orders.names[0]
