@@ -58,7 +58,7 @@ def test_ragged_trees_score_as_their_paths(name, attention):
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     cache = target.open(4, CAPACITY)
-    ingest(target, cache, tokens, int(length.max()))
+    ingest(target, cache, tokens, int(length.max()), settled_B=length)
     worst = 0.0
     for path in ([[1, 3, 6], [2, 5, -1], [-1, -1, -1], [1, 4, -1]], [[-1] * 3] * 4):
         drafted = torch.randint(3, 97, (4, tree.nodes), generator=random)
@@ -137,7 +137,6 @@ REFUSED = {
         "recurrent state",
     ),
     "jamba": (lambda: AutoConfig.for_model("jamba"), "recurrent state"),
-    "lfm2": (lambda: AutoConfig.for_model("lfm2"), "convolution state"),
 }
 
 

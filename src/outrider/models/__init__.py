@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from outrider import lazy
+from outrider.models import recurrent
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -146,6 +147,10 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     if reads_more(model.config):
         return seq2seq.runner_of(model)
     kind = model.config.model_type
+    if kind in recurrent.FAMILIES:
+        from outrider.models.recurrent.runner import RecurrentRunner
+
+        return RecurrentRunner
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
     return EXCEPTIONS.get(kind, TransformersRunner)

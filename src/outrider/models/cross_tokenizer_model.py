@@ -281,5 +281,6 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
             nodes.positions_BQ + shift_B1,
             nodes.slots_BQ + shift_B1,
             seen_BQW,
+            nodes.settled_B + shift_B1[:, 0],
         )
         return self.model.forward(cache.own, own).logits_BQV

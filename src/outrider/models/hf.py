@@ -28,7 +28,8 @@ from outrider.types import Inputs, Nodes, Output
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _REACH = ("sliding_window", "attention_chunk_size")
 
-Mask: TypeAlias = Tensor | dict[str, Tensor]  #: for all layers, or for each type of layer
+#: For all layers, or for each type of layer; None for those without one.
+Mask: TypeAlias = Tensor | dict[str, Tensor | None]
 
 _SIZE = 64  #: of a head, where a configuration does not say
 UNLIMITED = 1 << 30  #: a model that says nothing of its context
@@ -64,6 +65,7 @@ class TransformersRunner:
 
     trees = True  #: whether nodes may branch
     packed = False
+    recurrent = False
     means = "the model's own forward"
     reader: EncoderAdapter | None = None
     tracks = False  #: whether it reads the position of every cache slot
@@ -129,7 +131,7 @@ class TransformersRunner:
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
     ) -> Output:
         """Logits of the (last) nodes, and their states at the taps."""
-        tokens_BQ, positions_BQ, _, visible_BQW = nodes
+        tokens_BQ, positions_BQ, _, visible_BQW, _ = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
         with self.around(keys_BW, positions_BQ, visible_BQW):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)

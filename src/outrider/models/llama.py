@@ -68,6 +68,7 @@ class LlamaRunner:
     """Runs the weights of a LlamaForCausalLM, or another of `FAMILIES`, on one CPU device."""
 
     trees = True
+    recurrent = False
     reader: EncoderAdapter | None = None
 
     def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:

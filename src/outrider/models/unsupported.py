@@ -14,13 +14,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
-from outrider.models import seq2seq
+from outrider.models import recurrent, seq2seq
 from outrider.models.config import decoder_of, read, states_width
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
 _EXPERTS = "how many tokens an expert takes depends on the whole call, so on a node's siblings"
 _STREAMS = "its decoder reads n-gram streams of one text, which have no place for a tree's mask"
-_CONVOLUTION = "its layers carry a convolution state, which cannot be rolled back or branched"
 
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
@@ -44,7 +43,6 @@ REASONS: dict[str, str] = {
         ),
         _RECURRENT,
     ),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _CONVOLUTION),
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",
@@ -123,7 +121,8 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
             "use a decoder of docs/supported-models.md, such as BART's or Whisper's",
         )
     layers: Sequence[str] = read(decoder_of(config), "layer_types", (list, tuple)) or ()
-    others = sorted(set(layers) - LAYERS)
+    states = recurrent.LAYERS if kind in recurrent.FAMILIES else frozenset[str]()
+    others = sorted(set(layers) - LAYERS - states)
     if others:
         refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
 
@@ -185,7 +184,7 @@ def check(model: PreTrainedModel) -> None:
     name = type(model).__name__
     check_config(model.config, name)
     config = decoder_of(model.config)
-    if read(model, "_is_stateful", bool):
+    if read(model, "_is_stateful", bool) and model.config.model_type not in recurrent.FAMILIES:
         raise UnsupportedModel(
             f"{model.config.model_type!r} models are not supported: {_RECURRENT}; got {name}; use "
             "a model whose layers are all attention"
