@@ -21,10 +21,11 @@ HEAD = """\
 <!-- written by tests/models/supported_models.py; do not edit -->
 
 Any decoder-only model of transformers whose layers are all attention, those whose layers keep a
-state that are named below, and the encoder-decoders of the second table. The decoder-only families below are checked by `tests/models/test_families.py` on
-tiny random models, in float32: scores of ragged trees (four rows, two rounds, beyond the sliding
-window of 8) equal the model's own forward of each path within 1e-4, and coupled decoding with
-chains and trees gives the text of plain coupled decoding.
+state that are named below, and the encoder-decoders of the second table. The decoder-only families
+below are checked by `tests/models/test_families.py` on tiny random models, in float32: scores of
+ragged trees (four rows, two rounds, beyond the sliding window of 8) equal the model's own forward
+of each path within 1e-4, and coupled decoding with chains and trees gives the text of plain coupled
+decoding.
 
     pytest tests/models/test_families.py
 

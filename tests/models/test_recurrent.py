@@ -19,13 +19,14 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import chain, from_parents
 
 #: One of each kind of mixer; the others are told apart by their modelling files alone.
-KINDS = ["lfm2"]
+KINDS = ["falcon_h1", "kimi_linear", "lfm2", "qwen3_5_text"]
+WRITING = ["lfm2", "qwen3_5_text"]  # whose texts are looked at
 EVERY = [
     pytest.param(kind, marks=() if kind in KINDS else pytest.mark.slow) for kind in sorted(SIZES)
 ]
 CAPACITY = 256
 TREE = from_parents([-1, 0, 0, 0, 1, 1, 2, 4, 4, 6, 7])
-LEAVES = (3, 5, 8, 9, 10)
+LEAVES = (3, 8, 10)
 
 
 def driven(kind, **more):
@@ -56,7 +57,8 @@ def gap(scores, expected):
 
 
 def test_every_family_is_tried():
-    assert set(SIZES) == recurrent.FAMILIES
+    whole = {"qwen3_5", "qwen3_5_moe"}  # with an image encoder around the text model
+    assert set(SIZES) | whole == recurrent.FAMILIES
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -64,14 +66,14 @@ def test_every_family_is_tried():
 def test_trees_score_as_transformers_token_by_token(kind):
     """Three rows, read in two parts, three rounds in which they keep paths of unequal lengths."""
     model, target = driven(kind)
-    length = torch.tensor([137, 21, 5])
-    prompts = tokens(3, 137)
+    length = torch.tensor([97, 21, 5])
+    prompts = tokens(3, 97)
     texts = [prompts[row, :n] for row, n in enumerate(length.tolist())]
     cache = target.open(3, CAPACITY)
-    for start, stop in ((0, 60), (60, 137)):
+    for start, stop in ((0, 60), (60, 97)):
         ingest(target, cache, prompts, stop, start=start, settled_B=length)
     worst = 0.0
-    for number in range(3):
+    for number in range(2):
         drafted = tokens(3, TREE.nodes, seed=number + 1)
         nodes = of_tree(drafted, TREE, length, CAPACITY)
         scores = target.forward(cache, nodes).logits_BQV
@@ -114,7 +116,7 @@ def written(target, drafter, requests, seats=3, rule=None):
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        *[(kind, 40) for kind in KINDS],
+        *[(kind, 24) for kind in WRITING],
         *[pytest.param(kind, 200, marks=pytest.mark.slow) for kind in sorted(SIZES)],
     ],
 )
@@ -134,11 +136,17 @@ def test_greedy_text_is_that_of_generate(kind, count):
             assert stats.mean_acceptance_length > 1.2
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in WRITING else pytest.mark.slow)
+        for kind in sorted(SIZES)
+    ],
+)
 def test_seeded_texts_are_the_same_for_all_drafters_alone_and_in_company(kind):
-    """Nine rows of unequal prompts and budgets in three seats: they join and leave all the time."""
+    """Six rows of unequal prompts and budgets in three seats: they join and leave."""
     model, target = driven(kind)
-    sizes = [(12, 30), (90, 5), (3, 40), (1, 22), (65, 12), (30, 33), (2, 9), (64, 15), (7, 60)]
+    sizes = [(12, 12), (90, 3), (3, 20), (1, 9), (65, 6), (2, 14)]
     requests = [
         Request(
             tuple(tokens(size, seed=seed).tolist()),
@@ -150,12 +158,7 @@ def test_seeded_texts_are_the_same_for_all_drafters_alone_and_in_company(kind):
     coupled = verifiers.get("match")
     expected = [written(target, Root(), [one], rule=coupled)[0][0] for one in requests]
     draft = TreeDecoder(runner_of(model)(perturbed(model)))
-    for drafter in (
-        Root(),
-        Recall(8),
-        DraftModel(draft, (1, 1, 1), coupled=True),
-        DraftModel(draft, (2, 2), coupled=True),
-    ):
+    for drafter in (Recall(8), DraftModel(draft, (2, 2), coupled=True)):
         assert written(target, drafter, requests, rule=coupled)[0] == expected
 
 
@@ -177,7 +180,7 @@ def test_a_prompt_has_the_same_scores_however_it_is_cut():
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_rows_are_copied_moved_and_grown_with_their_states(kind):
-    """A row goes on with the same bits in another seat, in another cache, and in longer rings."""
+    """A state has the same bits in another seat, in another cache, and with a longer ring."""
     _, target = driven(kind)
     length = torch.tensor([40, 33])
     prompts = tokens(2, 40)
@@ -194,7 +197,10 @@ def test_rows_are_copied_moved_and_grown_with_their_states(kind):
     slab.recurrent._fit(slab.recurrent.seats, 4 * RING)
     turned = nodes._replace(**{n: getattr(nodes, n).flip(0) for n in nodes._fields})
     expected = target.forward(cache, nodes).logits_BQV
-    assert torch.equal(target.forward(slab, turned).logits_BQV.flip(0), expected)
+    assert gap(target.forward(slab, turned).logits_BQV.flip(0), expected) < 1e-4
+    assert torch.equal(slab.recurrent.base_B[:2].flip(0), cache.recurrent.base_B)
+    for layer, log in cache.recurrent.logs.items():
+        assert torch.equal(slab.recurrent.logs[layer].state[:2].flip(0), log.state)
 
 
 @torch.inference_mode()

@@ -45,6 +45,7 @@ class ModelRunner(Protocol):
     trees: bool  #: whether nodes may branch
     packed: bool  #: whether its weights are laid out for this processor
     recurrent: bool  #: whether some of its layers keep a state
+    limit: tuple[float, float]  #: what these cut the steps of their recurrences to
     rounding: BatchInvariance  #: which calls of it round alike
 
     @property
@@ -164,7 +165,7 @@ class TreeDecoder:
         """
         cache = SlotCache(self.runner.layers, rows, capacity)
         if self.runner.recurrent:
-            cache.recurrent = RecurrentStates(rows, self.device)
+            cache.recurrent = RecurrentStates(rows, self.device, self.runner.limit)
         if inputs is not None:
             encoded, reader = self.encode(inputs).encoded, self.runner.reader
             assert reader is not None

@@ -29,7 +29,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 _REACH = ("sliding_window", "attention_chunk_size")
 
 #: For all layers, or for each type of layer; None for those without one.
-Mask: TypeAlias = Tensor | dict[str, Tensor | None]
+Mask: TypeAlias = Tensor | dict[str, Tensor | None] | None
 
 _SIZE = 64  #: of a head, where a configuration does not say
 UNLIMITED = 1 << 30  #: a model that says nothing of its context
@@ -66,9 +66,11 @@ class TransformersRunner:
     trees = True  #: whether nodes may branch
     packed = False
     recurrent = False
+    limit = (0.0, float("inf"))
     means = "the model's own forward"
     reader: EncoderAdapter | None = None
     tracks = False  #: whether it reads the position of every cache slot
+    takes_cache = "past_key_values"  #: the argument that takes a cache
     states = "hidden_states"  #: the field of an output with the states after each layer
     #: fields of a configuration that say how many positions there are, the first that is there
     reaches: tuple[str, ...] = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
@@ -142,7 +144,7 @@ class TransformersRunner:
         cache: SlotCache,
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
-        mask: Mask | None,
+        mask: Mask,
         last: int | None,
         taps: tuple[int, ...],
     ) -> Output:
@@ -156,8 +158,8 @@ class TransformersRunner:
             output = self.model(
                 input_ids=tokens_BQ,
                 attention_mask=mask,
-                past_key_values=cache,
                 use_cache=True,
+                **{self.takes_cache: cache},
                 **extra,
             )
         logits: Tensor = output.logits

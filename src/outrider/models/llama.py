@@ -69,6 +69,7 @@ class LlamaRunner:
 
     trees = True
     recurrent = False
+    limit = (0.0, float("inf"))
     reader: EncoderAdapter | None = None
 
     def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:

@@ -23,23 +23,13 @@ _STREAMS = "its decoder reads n-gram streams of one text, which have no place fo
 
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
-    **dict.fromkeys(
-        ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), _RECURRENT
-    ),
+    **dict.fromkeys(("mamba", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), _RECURRENT),
     **dict.fromkeys(
         (
             "jamba",
-            "bamba",
             "zamba",
-            "zamba2",
-            "falcon_h1",
-            "granitemoehybrid",
-            "nemotron_h",
-            "qwen3_next",
-            "olmo_hybrid",
             "minimax",
             "plamo2",
-            "kimi_linear",
         ),
         _RECURRENT,
     ),
@@ -121,9 +111,8 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
             "use a decoder of docs/supported-models.md, such as BART's or Whisper's",
         )
     layers: Sequence[str] = read(decoder_of(config), "layer_types", (list, tuple)) or ()
-    states = recurrent.LAYERS if kind in recurrent.FAMILIES else frozenset[str]()
-    others = sorted(set(layers) - LAYERS - states)
-    if others:
+    others = sorted(set(layers) - LAYERS)
+    if others and kind not in recurrent.FAMILIES:
         refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
 
 

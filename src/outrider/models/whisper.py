@@ -148,6 +148,7 @@ class WhisperRunner:
 
     trees = True
     recurrent = False
+    limit = (0.0, float("inf"))
 
     def __init__(
         self, model: Whisper, packed: bool, shares: bool = False, int8: bool = False

@@ -16,10 +16,35 @@ from collections.abc import Mapping
 MIXERS: Mapping[str, str] = {
     "causal_conv1d_fn": "short_conv",
     "causal_conv1d_update": "short_conv",
+    "torch_chunk_gated_delta_rule": "gated_delta",
+    "torch_recurrent_gated_delta_rule": "gated_delta",
+    "chunk_kimi_delta_attention": "gated_delta",
+    "recurrent_kimi_delta_attention": "gated_delta",
+    "mamba2_chunk_scan": "ssd",
+    "mamba2_selective_state_update": "ssd",
 }
 
 #: Types of transformers' models whose mixers call these functions, and nothing else of that kind.
-FAMILIES = frozenset({"lfm2", "lfm2_moe", "lfm3"})
+FAMILIES = frozenset(
+    {
+        "bamba",
+        "falcon_h1",
+        "granitemoehybrid",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "mamba2",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "zamba2",
+    }
+)
 
-#: Types of layers that keep a state and take no mask.
-LAYERS = frozenset({"conv"})
+#: Types of layers that keep a state alone and take no mask, as configurations call them.
+LAYERS = frozenset({"conv", "linear_attention", "mamba"})

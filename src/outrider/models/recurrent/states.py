@@ -19,6 +19,7 @@ from outrider.models.recurrent.call import NodeStates, StateCall
 from outrider.types import Nodes
 
 RING = 32  #: slots of a log to begin with; doubled for larger trees
+UNLIMITED = (0.0, float("inf"))
 BEHIND = 8  #: slots ahead of the state whose convolution inputs are still read
 
 
@@ -67,13 +68,16 @@ class RecurrentStates:
     [0]
     """
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, device: torch.device, limit: tuple[float, float] = UNLIMITED
+    ) -> None:
         self.rows, self.seats, self.ring = rows, rows, RING
         self.base_B = torch.zeros(rows, dtype=torch.int64, device=device)
         self._parent_BR = torch.full((rows, RING), -1, device=device)
         self.logs: dict[int, StateLog] = {}
         self.inputs: dict[tuple[int, int], Tensor] = {}  # layer, number -> [seats, R, C]
         self._call: StateCall | None = None
+        self.limit = limit  #: what a model's whole forward cuts the steps of its recurrences to
 
     # ------------------------------------------------------------------ calls
 
@@ -145,7 +149,7 @@ class RecurrentStates:
 
     def take(self, rows: Sequence[int]) -> "RecurrentStates":
         """A copy of these rows, in this order."""
-        few = RecurrentStates(len(rows), self.base_B.device)
+        few = RecurrentStates(len(rows), self.base_B.device, self.limit)
         at = torch.tensor(list(rows), dtype=torch.int64, device=self.base_B.device)
         few.ring = self.ring
         few._change(self, lambda table: table.index_select(0, at))
