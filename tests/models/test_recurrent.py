@@ -5,13 +5,15 @@ import torch
 from recurrent_models import SIZES, VOCAB, made, perturbed
 from transformers import DynamicCache
 
+from letters import translated
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup, Recall, Root
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import UnsupportedModel
-from outrider.models import TreeDecoder, load_checks, recurrent, runner_of
+from outrider.loading import load
+from outrider.models import TreeDecoder, load_checks, recurrent, runner_of, unsupported
 from outrider.models.prefill import ingest
 from outrider.models.recurrent.states import RING, RecurrentStates
 from outrider.models.tree_inputs import causal, of_tree
@@ -216,6 +218,24 @@ def test_text_that_is_settled_may_be_read_again():
     at = torch.arange(50)[None]
     once = target.forward(whole, causal(prompt, at, CAPACITY), last=1).logits_BQV
     assert gap(again, once) < 1e-5
+
+
+def test_a_folder_is_loaded_checked_and_written_with(tmp_path):
+    model = made("qwen3_5_text")
+    model.save_pretrained(tmp_path)
+    prompt = tokens(30, seed=1)
+    expected = model.generate(prompt[None], max_new_tokens=30, do_sample=False)[0, 30:]
+    speculator = load(tmp_path, drafter="recall", dtype="float32", threads=1, pack_weights=False)
+    told = speculator.generate([prompt.tolist()], SamplingParams(0.0), StopConditions(30))
+    assert told.token_ids[0] == expected.tolist()
+
+
+def test_what_reads_a_text_again_or_cuts_a_model_is_refused():
+    model, target = driven("lfm2")
+    with pytest.raises(UnsupportedModel, match="whose layers keep states"):
+        unsupported.check_cut(model.config, apart=True)
+    with pytest.raises(UnsupportedModel, match="whose layers keep states"):
+        translated(target)
 
 
 @pytest.mark.parametrize("kind", EVERY)

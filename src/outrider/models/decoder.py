@@ -114,9 +114,14 @@ class TreeDecoder:
         return self.dtype.itemsize >= 4 or self.rounding.trees
 
     @property
+    def recurrent(self) -> bool:
+        """Whether some of its layers keep a state, which stands for a text as a whole."""
+        return self.runner.recurrent
+
+    @property
     def capturable(self) -> bool:
         """Whether a device can replay its calls: states are advanced as far as the host says."""
-        return not self.runner.recurrent
+        return not self.recurrent
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
@@ -164,7 +169,7 @@ class TreeDecoder:
         A slab of free seats, for rows that come by `put`: `open(seats, capacity).narrow(0)`.
         """
         cache = SlotCache(self.runner.layers, rows, capacity)
-        if self.runner.recurrent:
+        if self.recurrent:
             cache.recurrent = RecurrentStates(rows, self.device, self.runner.limit)
         if inputs is not None:
             encoded, reader = self.encode(inputs).encoded, self.runner.reader

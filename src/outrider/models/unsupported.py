@@ -174,6 +174,11 @@ def check_cut(target: PretrainedConfig, apart: bool) -> None:
             f"a target that is cut for several processes reads text alone; got "
             f"{target.model_type!r}, which has an encoder; leave tensor_parallel out"
         )
+    if target.model_type in recurrent.FAMILIES:
+        raise UnsupportedModel(
+            "a target that is cut for several processes has attention layers alone; got "
+            f"{target.model_type!r}, whose layers keep states; leave tensor_parallel out"
+        )
     if not apart:
         raise UnsupportedModel(
             "heads and drafts made of the target's layers are lent its weights, of which a process "
