@@ -43,10 +43,29 @@ def test_what_a_run_says_of_itself():
     assert found.stats.steps == sum(found.rounds_of)
     assert found.stats.accepted == 24 - found.stats.steps
     assert len(found.acceptance_by_position) == 4
+    assert min(found.acceptance_by_position) > 0
     assert found.acceptance_by_position == sorted(found.acceptance_by_position, reverse=True)
     assert 0.8 < found.stats.alpha < 1
     assert run().outcomes == found.outcomes != run(seed=5).outcomes
     assert run(seed=None).outcomes != run(seed=None).outcomes
+
+
+def test_a_perfect_g_takes_the_fewest_rounds():
+    for ahead, rounds in ((1, 10), (4, 4), (19, 1), (30, 1)):
+        found = run(g=slow_law, steps=20, num_speculative_outcomes=ahead)
+        assert found.rounds == rounds
+        assert found.stats.accepted == found.stats.drafted
+
+
+def test_trees_are_asked_about_as_a_whole():
+    asked = []
+
+    def f(states):
+        asked.append(len(states))
+        return slow_law(states)
+
+    run(f, states=[0], steps=30, branching=(3, 2, 1))
+    assert asked[0] == 1 + 3 + 6 + 6
 
 
 def test_without_g_it_is_plain_execution():

@@ -160,12 +160,11 @@ class _Trajectories:
     def _guess(self, here: Proposal, depth: int, count: int, most: list[int]) -> None:
         """Draw the children of the nodes at one depth, and go to their states."""
         levels = here.tree.levels
-        first = levels[depth - 1] if depth else 0
         places: list[Place] = [
             (row, node)
             for row in range(here.rows)
             if depth < most[row]
-            for node in range(first, levels[depth])
+            for node in range(levels[depth], levels[depth + 1])
             if here.there[row][node] and not here.ended[row][node]
         ]
         if not places:
