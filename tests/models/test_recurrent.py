@@ -6,7 +6,7 @@ from recurrent_models import SIZES, VOCAB, made, perturbed
 from transformers import DynamicCache
 
 from letters import translated
-from outrider import verifiers
+from outrider import Stop, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Recall, Root
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
@@ -226,8 +226,8 @@ def test_a_folder_is_loaded_checked_and_written_with(tmp_path):
     prompt = tokens(30, seed=1)
     expected = model.generate(prompt[None], max_new_tokens=30, do_sample=False)[0, 30:]
     speculator = load(tmp_path, drafter="recall", dtype="float32", threads=1, pack_weights=False)
-    told = speculator.generate([prompt.tolist()], SamplingParams(0.0), StopConditions(30))
-    assert told.token_ids[0] == expected.tolist()
+    told = speculator.generate([prompt.tolist()], SamplingParams(0.0), Stop(30))
+    assert told.completions[0].token_ids == expected.tolist()
 
 
 def test_what_reads_a_text_again_or_cuts_a_model_is_refused():
