@@ -123,7 +123,7 @@ def register(model_type: str, runner: "type[TransformersRunner]") -> None:
     'TransformersRunner'
     """
     read = _runner(runner)
-    PLUGINS.refuse_taken(model_type, {*SUPPORTED, *EXCEPTIONS})
+    PLUGINS.refuse_taken(model_type, {*SUPPORTED, *EXCEPTIONS, *recurrent.FAMILIES})
     EXCEPTIONS[model_type] = read
 
 
