@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.models.recurrent.hooks import StateHandle
 from outrider.models.recurrent.states import RecurrentStates
+from outrider.row_params import seated
 from outrider.types import RowStore
 
 FIRST = 4096  #: slots of a row to begin with
@@ -113,6 +114,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.inputs: RowStore | None = None  #: what a runner has read of the rows' inputs
         self.recurrent: RecurrentStates | None = None  #: of layers that keep a state
         self.numbers: Sequence[int] = range(layers)  #: of its layers, as their states know them
+        self.adapters: tuple[str | None, ...] = ()  #: of each row, by name; (): of none
         self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
         self._places: dict[int, tuple[int, int]] = {}  # keys 2 i, values 2 i + 1 -> stack, plane
         self._slots: Tensor | None = None
@@ -191,6 +193,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             few.inputs = self.inputs.take(rows)
         if self.recurrent is not None:
             few.recurrent = self.recurrent.take(rows)
+        few.adapters = tuple(self.adapters[row] for row in rows if self.adapters)
         if self.stacks:
             few.size = self.width
             few.stacks = [
@@ -223,6 +226,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = self.inputs.put(seats, other.inputs)
         if self.recurrent is not None and other.recurrent is not None:
             self.recurrent.put(seats, other.recurrent)
+        if self.adapters or other.adapters:
+            names = self.adapters or (None,) * self.rows
+            self.adapters = seated(names, seats, other.adapters or (None,) * other.rows)
         wide = other.width if slots is None else slots
         self.width = max(self.width if self.rows else 0, wide)
         self.capacity = max(self.capacity, other.capacity if slots is None else slots)
@@ -253,6 +259,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = self.inputs.narrow(rows)
         if self.recurrent is not None:
             self.recurrent.narrow(rows)
+        self.adapters = self.adapters[:rows]
         self._show(rows)
         return self
 
@@ -261,6 +268,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         one = SlotCache(len(self.layers), 1, self.capacity)
         one.size, one.width = self.size, self.width
         one.inputs = None if self.inputs is None else self.inputs.take([row])
+        one.adapters = self.adapters[row : row + 1]
         one.stacks = [stack[:, row : row + 1] for stack in self.stacks]
         one._places = dict(self._places)
         one._attach()
@@ -270,6 +278,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Some layers as a cache that shares their buffers, for a model made of these layers."""
         few = SlotCache(len(numbers), self.rows, self.capacity)
         few.seats, few.size, few.width, few.inputs = self.seats, self.size, self.width, self.inputs
+        few.adapters = self.adapters
         few.stacks, few._positions_BS = self.stacks, self._positions_BS
         few.recurrent, few.numbers = self.recurrent, [self.numbers[n] for n in numbers]
         for at, number in enumerate(numbers):
