@@ -12,13 +12,15 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from outrider.models.recurrent.hooks import StateHandle
+from outrider.models.recurrent.states import RecurrentStates
 from outrider.row_params import seated
 from outrider.types import RowStore
 
@@ -36,6 +38,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         # Weak: a cycle would keep the buffers of every finished run until the collector comes.
         self._owner, self.index = weakref.ref(owner), index
+        self.index_keys: Tensor | None = None  #: [seats, 1, S, E], where attention has an indexer
 
     @property
     def owner(self) -> "SlotCache":
@@ -52,19 +55,29 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        owner = self.owner
-        keys, values, rows = self.keys, self.values, owner.rows
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Write an indexer's keys [B, Q, E]; returns those of the slots in sight [B, W, E]."""
+        entries = indexer_key_states[:, None]
+        if self.index_keys is None:
+            self.owner.allocate_indexer(self.index, entries)
+        assert self.index_keys is not None
+        return self._write(self.index_keys, entries)[:, 0]
+
+    def _write(self, buffer: Tensor, entries: Tensor) -> Tensor:
+        """Entries [B, H, Q, E] to their slots of a buffer; what is in sight of it [B, H, W, E]."""
+        owner, rows = self.owner, self.owner.rows
+        assert owner.line is not None, "`begin` says where entries go"
         if rows == 1:
             if owner.seats > 1:
-                keys, values = keys[:1], values[:1]
-            keys.index_copy_(2, owner.line, key_states)
-            values.index_copy_(2, owner.line, value_states)
+                buffer = buffer[:1]
+            buffer.index_copy_(2, owner.line, entries)
         else:
             # a flat index_copy_: scatter_ costs O(buffer) for half-precision tensors on a CPU
-            flat = owner.flat(keys.shape[1])
-            keys.view(-1, keys.shape[3]).index_copy_(0, flat, key_states.flatten(0, 2))
-            values.view(-1, values.shape[3]).index_copy_(0, flat, value_states.flatten(0, 2))
-        return keys[:rows, :, : owner.width], values[:rows, :, : owner.width]
+            flat = owner.flat(buffer.shape[1])
+            buffer.view(-1, buffer.shape[3]).index_copy_(0, flat, entries.flatten(0, 2))
+        return buffer[:rows, :, : owner.width]
 
     def buffers(self, heads: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """All slots of keys and values, [seats, heads, S, size] each, for who writes there itself.
@@ -110,9 +123,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.width = 0  #: slots that the last forward saw: no row has entries of use beyond them
         self.seen = 0
         self.inputs: RowStore | None = None  #: what a runner has read of the rows' inputs
+        self.recurrent: RecurrentStates | None = None  #: of layers that keep a state
+        self.numbers: Sequence[int] = range(layers)  #: of its layers, as their states know them
         self.adapters: tuple[str | None, ...] = ()  #: of each row, by name; (): of none
         self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
-        self._places: dict[int, tuple[int, int]] = {}  # keys 2 i, values 2 i + 1 -> stack, plane
+        #: keys 2 i, values 2 i + 1, an indexer's keys -1 - i -> stack, plane
+        self._places: dict[int, tuple[int, int]] = {}
         self._slots: Tensor | None = None
         self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
@@ -133,6 +149,16 @@ class SlotCache(Cache):  # type: ignore[misc]
                     continue
             self.stacks.append(_zeros(like, 1, *shape))
             self._places[index] = (len(self.stacks) - 1, 0)
+        self._attach()
+
+    def allocate_indexer(self, layer: int, keys: Tensor) -> None:
+        """Zeroed buffers for the keys of a layer's indexer: planes of one stack for all layers."""
+        known = next((place[0] for index, place in self._places.items() if index < 0), None)
+        if known is None:
+            known = len(self.stacks)
+            shape = (self.seats, keys.shape[1], self.size, keys.shape[3])
+            self.stacks.append(_zeros(keys, len(self.layers), *shape))
+        self._places[-1 - layer] = (known, layer)
         self._attach()
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
@@ -161,6 +187,8 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted path (node numbers, -1 padded) next to its root at slot `first_B`."""
+        if self.recurrent is not None:
+            self.recurrent.keep(first_B, path_BD)
         depth = path_BD.shape[1]
         if depth == 0 or not self.stacks:
             return
@@ -185,6 +213,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         few.width, used = self.width, slice(0, self.width)
         if self.inputs is not None:
             few.inputs = self.inputs.take(rows)
+        if self.recurrent is not None:
+            few.recurrent = self.recurrent.take(rows)
         few.adapters = tuple(self.adapters[row] for row in rows if self.adapters)
         if self.stacks:
             few.size = self.width
@@ -216,6 +246,8 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = other.inputs
         else:
             self.inputs = self.inputs.put(seats, other.inputs)
+        if self.recurrent is not None and other.recurrent is not None:
+            self.recurrent.put(seats, other.recurrent)
         if self.adapters or other.adapters:
             names = self.adapters or (None,) * self.rows
             self.adapters = seated(names, seats, other.adapters or (None,) * other.rows)
@@ -247,6 +279,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         assert rows <= self.rows, f"{rows} of {self.rows} rows"
         if self.inputs is not None:
             self.inputs = self.inputs.narrow(rows)
+        if self.recurrent is not None:
+            self.recurrent.narrow(rows)
         self.adapters = self.adapters[:rows]
         self._show(rows)
         return self
@@ -268,11 +302,49 @@ class SlotCache(Cache):  # type: ignore[misc]
         few.seats, few.size, few.width, few.inputs = self.seats, self.size, self.width, self.inputs
         few.adapters = self.adapters
         few.stacks, few._positions_BS = self.stacks, self._positions_BS
+        few.recurrent, few.numbers = self.recurrent, [self.numbers[n] for n in numbers]
         for at, number in enumerate(numbers):
             for entry in (0, 1):
-                few._places[2 * at + entry] = self._places[2 * number + entry]
+                if 2 * number in self._places:  # not of a layer that keeps a state alone
+                    few._places[2 * at + entry] = self._places[2 * number + entry]
+            if -1 - number in self._places:
+                few._places[-1 - at] = self._places[-1 - number]
         few._attach()
         return few
+
+    # -- what mixers of transformers ask a cache for: they hand the handles on to functions of ours
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Yes: one token goes the way of several."""
+        return True
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Yes: a handle stands for the state, be it zeros."""
+        return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle:
+        """The handle of a layer's convolution inputs."""
+        assert self.recurrent is not None
+        return StateHandle(self.recurrent, self.numbers[layer_idx], state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle:
+        """The handle of a layer's state."""
+        return self.get_conv_state(layer_idx, state_idx)
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **how: Any
+    ) -> Tensor:
+        """Write inputs [B, C, Q] of a convolution; the windows [B, C, Q, K] of the nodes."""
+        handle = self.get_conv_state(layer_idx, state_idx)
+        return handle.windows(conv_states, how["conv_kernel_size"])
+
+    def update_recurrent_state(
+        self, recurrent_states: StateHandle, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> StateHandle:
+        """Nothing is left to do: the function that was given the handle has written to it."""
+        return recurrent_states
 
     def _show(self, rows: int) -> None:
         """Let this many rows be in use; what the next forward writes has to be said anew."""
@@ -302,6 +374,9 @@ class SlotCache(Cache):  # type: ignore[misc]
                 layer.keys = self.stacks[key[0]][key[1]]
                 layer.values = self.stacks[value[0]][value[1]]
                 layer.is_initialized = True
+            if -1 - layer.index in self._places:
+                stack, plane = self._places[-1 - layer.index]
+                layer.index_keys = self.stacks[stack][plane]
 
     def _positions(self, device: torch.device) -> Tensor:
         """The position of every slot of every seat: its number, if nobody said otherwise."""
