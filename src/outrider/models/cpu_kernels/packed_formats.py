@@ -119,7 +119,9 @@ def _q4_k(chunks: Tensor) -> Laid:
 def _q5_k(chunks: Tensor) -> Laid:
     data = turned(words(_halves_of_32(chunks[..., 48:])), torch.int32, 8)
     high = torch.cat([chunks[..., 16:48] >> i & 1 for i in range(8)], -1)
-    return _superblock_head(chunks), torch.cat((data, turned(_bits(_even_first(high), 1), torch.uint8, 8)), -1)
+    return _superblock_head(chunks), torch.cat(
+        (data, turned(_bits(_even_first(high), 1), torch.uint8, 8)), -1
+    )
 
 
 def _q6_k(chunks: Tensor) -> Laid:
