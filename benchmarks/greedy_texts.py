@@ -18,12 +18,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from outrider_lab.tasks.prompts import tasks, token_ids
 from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider import SamplingParams, Stop
 from outrider.text.tokens import encode
+from outrider_lab.tasks.prompts import tasks, token_ids
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def test_blocks_keep_their_bits_and_values(format: str, outputs: int, inputs: in
 
 def bound_of(format: str, x: Tensor, dense: Tensor) -> Tensor:
     """How far from the exact product [rows, outputs] a sum may be: its error grows with its terms,
-    not with what is left of them. Inputs of whole weights are rounded to 16 bits, block by block."""
+    not with what is left of them. Inputs of whole weights are rounded to 16 bits, by blocks."""
     x, dense = x.double().abs(), dense.double().abs()
     bound = x @ dense.T * 2**-21
     if format not in DENSE:
