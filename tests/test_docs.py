@@ -251,7 +251,7 @@ def test_a_notebook_is_code_that_the_build_runs(page):
     }  # blocks see each other's names
     for block in code:
         compile(block, page.name, "exec")
-    assert len(NOTEBOOKS) == 6
+    assert len(NOTEBOOKS) == 7
 
 
 @pytest.mark.slow

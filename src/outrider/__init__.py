@@ -1,7 +1,8 @@
 """outrider: speculative decoding that is exact, fast and a pleasure to use.
 
 Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outrider.engine`,
-`outrider.certify`, `outrider.integrations`, `outrider.ops`, `outrider.theory`, `outrider.testing`.
+`outrider.certify`, `outrider.integrations`, `outrider.ops`, `outrider.stochastic`,
+`outrider.theory`, `outrider.testing`.
 
 >>> import outrider
 >>> speculator = outrider.load()                      # doctest: +SKIP
@@ -24,6 +25,7 @@ from outrider.errors import (
     UnknownName,
     UnsupportedModel,
     VocabularyMismatch,
+    WorkerTimeout,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     )
     from outrider import (
         ops as ops,
+    )
+    from outrider import (
+        stochastic as stochastic,
     )
     from outrider import (
         testing as testing,
@@ -61,6 +66,7 @@ if TYPE_CHECKING:
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.sampling.timestamps import Timestamps
     from outrider.stats import RequestStats, Stats
+    from outrider.stochastic.rounds import speculate
     from outrider.text.results import Completion, Generation, TextBlock
     from outrider.text.speculator import Speculator
     from outrider.text.stop import Stop
@@ -99,7 +105,9 @@ __all__ = [
     "UnknownName",
     "UnsupportedModel",
     "VocabularyMismatch",
+    "WorkerTimeout",
     "load",
+    "speculate",
 ]
 
 #: Where each name is imported from when it is first asked for: torch and transformers load then.
@@ -119,6 +127,7 @@ _HOMES = {
     "load": "outrider.loading",
     "RequestStats": "outrider.stats",
     "Stats": "outrider.stats",
+    "speculate": "outrider.stochastic.rounds",
     "Completion": "outrider.text.results",
     "Generation": "outrider.text.results",
     "TextBlock": "outrider.text.results",
@@ -126,6 +135,16 @@ _HOMES = {
     "Stop": "outrider.text.stop",
 }
 #: Public packages, which are attributes as well.
-_PARTS = ("certify", "drafters", "engine", "integrations", "ops", "testing", "theory", "verifiers")
+_PARTS = (
+    "certify",
+    "drafters",
+    "engine",
+    "integrations",
+    "ops",
+    "stochastic",
+    "testing",
+    "theory",
+    "verifiers",
+)
 
 __getattr__, __dir__ = lazy.exports(__name__, _HOMES, _PARTS)

@@ -11,6 +11,7 @@ OutriderError
 ├── CapacityError               the cache is too small for prompt, budget and tree
 ├── NumericalError              a model returned NaN, or a law with no mass
 ├── ShardLost                   a process that holds a part of the target is gone
+├── WorkerTimeout            a function in an executor has not answered in time
 └── BackendUnavailable          an ops backend that was asked for cannot run here
 """
 
@@ -69,6 +70,10 @@ class NumericalError(OutriderError, ArithmeticError):
 
 class ShardLost(OutriderError, RuntimeError):
     """A process that holds a part of a sharded target is gone, or no longer in step."""
+
+
+class WorkerTimeout(OutriderError, TimeoutError):
+    """A function that runs in an executor has not answered within the time that it was given."""
 
 
 class BackendUnavailable(OutriderError, RuntimeError):

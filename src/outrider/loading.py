@@ -25,8 +25,9 @@ from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.cpu_kernels import build as native
 from outrider.models.draft_source import DraftSource
+from outrider.models.foreign_errors import usable_file
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
-from outrider.models.sources import ModelSource, usable_file
+from outrider.models.sources import ModelSource
 from outrider.resolve_config import ResolvedConfig, resolve
 from outrider.speech import speech_model
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults

@@ -22,8 +22,9 @@ from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.models.draft_source import DraftSource
 from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
 from outrider.models.runtime_config import RuntimeOptions
-from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer, usable
+from outrider.models.sources import ModelSource, ShareEncoder, usable
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
+from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
 from outrider.types import LanguageModel, Verifier
 

@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from outrider.models.sources import auto_class
+from outrider.models.auto_classes import auto_class
 
 VOCAB = 97
 IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}

@@ -16,7 +16,8 @@ from outrider.cli import app
 from outrider.loading import load
 from outrider.models import pretrained
 from outrider.models.heads import formats
-from outrider.models.sources import ModelSource, read_tokenizer
+from outrider.models.sources import ModelSource
+from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import shipped
 from tiny import llama
 
@@ -239,7 +240,7 @@ def test_every_load_of_the_package_goes_through_one_module():
             told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             coded = of.startswith("Auto") or (of == "kind" and "trust_remote_code" in told)
             assert not coded or told["trust_remote_code"] == "trust", of
-    assert len(seen) == 7
+    assert len(seen) == 8
 
 
 @pytest.mark.parametrize(

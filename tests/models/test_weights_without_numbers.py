@@ -1,6 +1,5 @@
 """Weights that are no numbers, in any file that is read: one clear error with the file's folder."""
 
-import json
 import re
 
 import pytest
@@ -11,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import outrider
 import tiny_heads
-from outrider.errors import ConfigurationError, NumericalError
+from outrider.errors import NumericalError
 from outrider.models.heads import blockwise
 from tiny import VOCAB, llama
 
@@ -76,21 +75,3 @@ def test_drafts_and_heads_of_no_numbers_are_named(tmp_path, made, value):
     poisoned(folder, value)
     with pytest.raises(NumericalError, match=rf"{re.escape(str(folder))}.*NaN or infinity.*first"):
         outrider.load(target, "mtp" if made is mtp else folder, **LOAD)
-
-
-@pytest.mark.parametrize("whole", [False, True], ids=["alone", "beside the weights"])
-@pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize(
-    "said", ['{"base_model_name_or_path": "org/base", "peft_type": "LORA"}', "[]", "{"]
-)
-def test_an_adapter_is_refused_by_what_is_to_be_done(tmp_path, whole, role, said):
-    if whole:
-        llama().save_pretrained(tmp_path)
-    (tmp_path / "adapter_config.json").write_text(said)
-    base = json.loads(said)["base_model_name_or_path"] if "base" in said else "a model"
-    given = (tmp_path,) if role == "target" else (llama(), tmp_path)
-    with pytest.raises(
-        ConfigurationError,
-        match=rf"the {role} model.*{re.escape(str(tmp_path))}.*adapter of {base}; merge",
-    ):
-        outrider.load(*given, **LOAD)

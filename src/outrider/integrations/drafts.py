@@ -27,8 +27,9 @@ from outrider.models.layer_subset_source import (
     LayerSubset,
     LayerSubsetSource,
 )
-from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer
+from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
+from outrider.models.tokenizer_files import read_tokenizer
 from outrider.types import LanguageModel
 
 Draft: TypeAlias = "PreTrainedModel | LayerSubset | str | Path"

@@ -70,7 +70,21 @@ EXCEPTIONS: Mapping[str, "type[TransformersRunner]"] = lazy.Registry(
         "bloom": "outrider.models.alibi:BloomRunner",
         "falcon": "outrider.models.alibi:FalconRunner",
         "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
+        "moshi": "outrider.models.positions:MoshiRunner",
         "mpt": "outrider.models.alibi:MptRunner",
+        "roformer": "outrider.models.positions:RoFormerRunner",
+        **dict.fromkeys(
+            (
+                "camembert",
+                "data2vec-text",
+                "roberta",
+                "roberta-prelayernorm",
+                "xlm-roberta",
+                "xlm-roberta-xl",
+                "xmod",
+            ),
+            "outrider.models.positions:OffsetPositionsRunner",
+        ),
     }
 )
 

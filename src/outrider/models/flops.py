@@ -6,8 +6,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.costs import Sizes
 from outrider.errors import UnsupportedModel
 from outrider.models import pretrained
+from outrider.models.auto_classes import auto_class
 from outrider.models.config import decoder_of, read
-from outrider.models.sources import DTYPES, ModelSource, auto_class
+from outrider.models.sources import DTYPES, ModelSource
 from outrider.models.weight_only import bytes_a_weight
 
 

@@ -32,7 +32,7 @@ def parts_of(model: torch.nn.Module) -> ModuleTree:
 
 def _steady(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, Product]]:
     for module in modules:
-        if type(module) is not torch.nn.Linear:
+        if type(module) is not torch.nn.Linear or type(module.weight) is not torch.nn.Parameter:
             continue
         if not isinstance(vars(module).get("forward"), BatchInvariantLinear | None):
             continue  # one of ours is there while another call of the model is under way

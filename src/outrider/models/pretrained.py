@@ -7,6 +7,7 @@ tests/models/test_remote_code.py finds loads that go another way.
 """
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def empty_model(kind: Any, config: PretrainedConfig, trust: bool) -> Any:
 
     Raises ConfigurationError for code nobody asked for.
     """
+    if issubclass(kind, PreTrainedModel):  # one class of transformers' own, no choice of several
+        return kind._from_config(config)
     try:
         return kind.from_config(config, trust_remote_code=trust)
     except ValueError as error:
@@ -92,6 +95,21 @@ def empty_model(kind: Any, config: PretrainedConfig, trust: bool) -> Any:
 def read_mtp(kind: Any, model: PreTrainedModel, **how: Any) -> Any:
     """Layers of multi-token prediction of a loaded model: transformers' own classes, no code."""
     return kind.from_pretrained(model, **how)
+
+
+def read_adapter(model: PreTrainedModel, where: str) -> tuple[Any, Any]:
+    """A model that wears a folder's adapter of peft, and what was found missing or too much.
+
+    The folder has safetensors (`peft_models`), so nothing of it runs.
+    """
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of names that peft still reads
+        config = peft.PeftConfig.from_pretrained(where)
+        config.inference_mode = True
+        worn = peft.PeftModel(model, config)
+        return worn, worn.load_adapter(where, worn.active_adapter)
 
 
 def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBase:

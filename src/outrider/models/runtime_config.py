@@ -105,6 +105,8 @@ def _dtypes(wish: RuntimeOptions, target: ModelSource, place: torch.device) -> l
         )
     if dtype != "auto":
         return [dtype]
+    if target.quantised_by is not None:  # its layers want states as they were saved with
+        return [target.checkpoint_dtype()]
     if target.in_blocks and not why:
         return [weight_only.STORED]
     if isa.has_bf16_products():

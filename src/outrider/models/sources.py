@@ -1,9 +1,8 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
 import logging
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,7 +11,6 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from outrider import arguments
 from outrider.errors import (
     ConfigurationError,
     NumericalError,
@@ -26,17 +24,20 @@ from outrider.models import (
     adapt,
     gguf,
     load_checks,
+    peft_models,
     pretrained,
     reads_more,
     sharing,
+    tokenizer_files,
     unsupported,
     weight_only,
     weight_packing,
 )
+from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.distributed.group import Group
-from outrider.types import Tokenizer
+from outrider.models.foreign_errors import first_line, kind_of, pickled, usable_file
 
 _log = logging.getLogger("outrider.models")
 
@@ -46,18 +47,6 @@ Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded
 ShareEncoder: TypeAlias = bool | Literal["auto"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-#: Files that a tokenizer is read from.
-_WORDS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "vocab.json",
-    "vocab.txt",
-)
 
 
 class ModelSource:
@@ -79,6 +68,8 @@ class ModelSource:
             pretrained.warn(str(given))
         self.group = group  #: the processes that have a part each; None: this one has it all
         self.shards = 1 if group is None else group.size
+        self.files: Given = given  #: what weights and settings are read from: an adapter's base
+        self.adapter: peft_models.AdapterFolder | None = None  #: what is merged into them
         self._models: dict[str, PreTrainedModel] = {}  # by dtype, as transformers has them
         self._running: dict[str, PreTrainedModel] = {}  # where weights have a type of their own
         self.widened: str | None = None  #: which blocks of a GGUF file could not be kept, in words
@@ -87,10 +78,19 @@ class ModelSource:
         self.config: PretrainedConfig
         if not isinstance(given, (str, Path)):
             unsupported.check_loaded(given, role, "a path, a hub name or a loaded model")
+            self.given = given = peft_models.unwrapped(given)
             self.config = given.config
+            if given.dtype == torch.float64:
+                raise ConfigurationError(
+                    f"the {role} model was passed as an object in torch.float64, which nothing "
+                    f"here computes in; got {self}; convert it: model.float()"
+                )
             self._check_whole()
             return
-        unsupported.check_whole(given, role)
+        self.adapter = peft_models.adapter_folder(given, role)
+        if self.adapter is not None:  # what is said of its base is said of it
+            self._check_whole()
+            self.files = given = self.adapter.base
         self._where, self._how = gguf.located(given)
         if self._how:
             self._check_whole()
@@ -104,18 +104,22 @@ class ModelSource:
                 kind = "no GGUF file that can be read"
             elif (Path(given) / "config.json").is_file():
                 kind = "a folder whose config.json cannot be used"
+            said = repr(str(given))
+            if self.adapter is not None:
+                said = f"{said}, the base of the adapter {str(self.adapter.folder)!r}"
             raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
+                f"cannot load the {role} model; got {said}, which is {kind} "
                 f"({kind_of(error)}); check the path or download the model first"
             ) from error
+        auto_class(self.config)  # refuses what is no language model
 
     def _configuration(self) -> PretrainedConfig:
-        known = gguf.described(self.given)
+        known = gguf.described(self.files)
         if known is not None:
             with suppress(OSError, ValueError):
                 return pretrained.read_config(str(known / "config"), self.trust)
         config = pretrained.read_config(self._where, self.trust, **self._how)
-        gguf.remember(self.given, config, "config")
+        gguf.remember(self.files, config, "config")
         return config
 
     def shares(
@@ -156,6 +160,14 @@ class ModelSource:
             return self._checked(loaded, setting, vocab, shares)
         except NumericalError as error:
             raise self.not_numbers(error, setting.dtype, device) from error
+        except UnsupportedModel as error:
+            if self.quantised_by is None or setting.dtype == self.checkpoint_dtype():
+                raise
+            raise ConfigurationError(
+                f"the weights of {self} are quantised by {self.quantised_by!r} for states in "
+                f"{self.checkpoint_dtype()}; got dtype={setting.dtype!r}, in which its layers do "
+                f"not run ({first_line(error)}); leave dtype out"
+            ) from error
         except OutriderError:
             raise
         except Exception as error:  # sizes that fit the weights, and not each other
@@ -222,13 +234,24 @@ class ModelSource:
 
     def checkpoint_dtype(self) -> str:
         """The dtype the checkpoint was saved in."""
-        saved = self.config.dtype
-        return str(saved).removeprefix("torch.") if saved is not None else "float32"
+        saved = str(self.config.dtype).removeprefix("torch.")
+        return saved if saved in DTYPES else "float32"  # float64, too
 
     @property
     def in_blocks(self) -> bool:
         """Whether it is a GGUF file, whose weights can stay in its blocks."""
-        return gguf.is_file(self.given)
+        return self.adapter is None and gguf.is_file(self.given)
+
+    @property
+    def quantised_by(self) -> str | None:
+        """The library or method that a checkpoint's weights were quantised by; None: they are
+        whole, or a GGUF file's."""
+        settings = read(self.config, "quantization_config", object)
+        if settings is None:
+            return None
+        said = settings if isinstance(settings, dict) else vars(settings)
+        method = said.get("quant_method", "an unnamed method")
+        return str(getattr(method, "value", method))
 
     def keeps(self, dtype: str, device: torch.device) -> bool:
         """Whether weights of this type are packed, beside states in float32 (`weight_only`).
@@ -236,7 +259,7 @@ class ModelSource:
         Not those that another library has quantised: its layers compute as it wants. Raises
         ConfigurationError where they would have to be quantised once more.
         """
-        foreign = read(self.config, "quantization_config", object) is not None
+        foreign = self.quantised_by is not None
         if foreign and dtype in weight_only.QUANTISED:
             raise ConfigurationError(
                 f"the weights of {self} are quantised already, by its quantization_config; got "
@@ -311,6 +334,17 @@ class ModelSource:
             self._refuse(pickled(error), error)
         except (UnsupportedModel, RemoteCodeRefused):
             raise
+        except ImportError as error:
+            if self.quantised_by is None:
+                raise ConfigurationError(
+                    f"the {self.role} model needs a package that is not installed "
+                    f"({first_line(error)}); got {str(self.given)!r}; install it"
+                ) from error
+            raise ConfigurationError(
+                f"the weights of the {self.role} model are quantised by {self.quantised_by!r}, "
+                f"which needs a package that is not installed ({first_line(error)}); got "
+                f"{str(self.given)!r}; install it, or give the checkpoint that they were made of"
+            ) from error
         except Exception as error:  # a broken file, or sizes in config.json that make no model
             if how.get("distributed_config") is not None and isinstance(error, ValueError):
                 raise  # said by who asked for it
@@ -319,7 +353,7 @@ class ModelSource:
         if wrong:
             self._refuse(f"{len(wrong)} of them are not there, or of another size: {wrong[0]}")
         loaded: PreTrainedModel = model
-        return loaded
+        return loaded if self.adapter is None else self.adapter.merged(loaded, self.role)
 
     def _refuse(self, why: str, error: Exception | None = None) -> NoReturn:
         raise ConfigurationError(
@@ -352,47 +386,30 @@ class ModelSource:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
-        known = gguf.described(self.given)
-        if known is not None and (known / "tokenizer").is_dir():
-            with suppress(OSError, ValueError):
-                return pretrained.read_tokenizer(str(known / "tokenizer"), self.trust)
-        try:
-            made = pretrained.read_tokenizer(self._where, self.trust, **self._how)
-            gguf.remember(self.given, made, "tokenizer")
-        except RemoteCodeRefused:
-            raise
-        except ImportError as error:
-            raise ConfigurationError(
-                f"the tokenizer of {self} needs a package that is not installed "
-                f"({first_line(error)}); install it, or pass tokenizer=..."
-            ) from error
-        except Exception as error:  # the tokenizers library raises plain ones
-            there = next((name for name in _WORDS if (Path(self.given) / name).is_file()), None)
-            if there is None and isinstance(error, (OSError, ValueError)):
-                return None  # there is none
-            raise ConfigurationError(
-                f"cannot read the tokenizer of the {self.role} model; got {str(self.given)!r} "
-                f"({there or 'no file of it'}: {kind_of(error)}); download it again, or pass "
-                "tokenizer=..."
-            ) from error
-        folder, names = Path(self.given), {*made.vocab_files_names.values(), "tokenizer.json"}
-        if folder.is_dir() and not any((folder / name).is_file() for name in names):
-            return None  # some families make an empty one of nothing
-        return made
+        return tokenizer_files.beside(self._words, self.role, self.trust)
+
+    @property
+    def _words(self) -> str | Path:
+        """Where a tokenizer is looked for: in an adapter's folder, if it has one of its own."""
+        assert isinstance(self.files, (str, Path))
+        folder = None if self.adapter is None else self.adapter.folder
+        if folder is not None and tokenizer_files.found(folder):
+            return folder
+        return self.files
 
     def settings(self) -> dict[str, Any]:
         """The generation configuration, or what the model's own says instead of one."""
         from transformers import GenerationConfig
 
         settings: PretrainedConfig | GenerationConfig = self.config
-        if gguf.is_file(self.given):
+        if gguf.is_file(self.files):
             pass  # a file beside it may be another model's
         elif isinstance(self.given, (str, Path)):
             with usable_file(str(self), "generation_config.json"):
                 try:
-                    settings = pretrained.read_generation_config(str(self.given))
+                    settings = pretrained.read_generation_config(str(self.files))
                 except OSError:
-                    if (Path(self.given) / "generation_config.json").is_file():
+                    if (Path(self.files) / "generation_config.json").is_file():
                         raise  # it is there, and broken
         else:  # models that cannot generate by themselves have none
             settings = read(self.given, "generation_config", GenerationConfig) or self.config
@@ -406,58 +423,6 @@ class ModelSource:
             return ()
         with usable_file(str(self), "generation_config.json"):
             return tuple(map(int, ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
-
-
-def auto_class(config: PretrainedConfig) -> Any:
-    """The class of transformers that makes models of this configuration with an output layer."""
-    import transformers
-
-    if not read(config, "is_encoder_decoder", bool):  # a decoder cut out of one, too
-        return transformers.AutoModelForCausalLM
-    return next(
-        kind
-        for kind in (
-            transformers.AutoModelForSeq2SeqLM,
-            transformers.AutoModelForSpeechSeq2Seq,
-            transformers.AutoModelForImageTextToText,
-        )
-        if type(config) in kind._model_mapping
-    )
-
-
-def read_tokenizer(
-    given: str | Path | PreTrainedTokenizerBase, trust: bool = False
-) -> PreTrainedTokenizerBase:
-    """A tokenizer that was given by path, hub name or as an object."""
-    if not isinstance(given, (str, Path)):
-        if not isinstance(given, Tokenizer):
-            do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
-            arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
-        return given
-    where, how = gguf.located(given)
-    try:
-        return pretrained.read_tokenizer(where, trust, **how)
-    except RemoteCodeRefused:
-        raise
-    except Exception as error:  # the tokenizers library raises plain ones
-        raise ConfigurationError(
-            f"cannot load the tokenizer; got {str(given)!r} ({kind_of(error)}); check the path "
-            "or pass a tokenizer"
-        ) from error
-
-
-@contextmanager
-def usable_file(model: str, file: str) -> Iterator[None]:
-    """In here foreign errors mean that this file of a model's folder says what cannot be used."""
-    try:
-        yield
-    except OutriderError:
-        raise
-    except Exception as error:  # whatever somebody else's file makes of a library
-        raise ConfigurationError(
-            f"{file} of the model cannot be used; got {model!r} ({kind_of(error)}); download it "
-            "again"
-        ) from error
 
 
 def usable(given: str | torch.device) -> torch.device:
@@ -481,22 +446,3 @@ def usable(given: str | torch.device) -> torch.device:
             "use device='cpu' or 'cuda'"
         ) from error
     return place
-
-
-def pickled(error: UnpicklingError) -> str:
-    """What is wrong with a pickled file that holds more than weights."""
-    asked = re.search(
-        r"(?:Unsupported|GLOBAL) [\w.]+", str(error).replace("global: GLOBAL", "GLOBAL")
-    )
-    found = f", it asks for {asked[0].split()[-1]}" if asked else ""
-    return f"a pickled file that is more than weights{found}; it was not run; safetensors are safe"
-
-
-def kind_of(error: BaseException) -> str:
-    """What a foreign error says, with its kind where that is no plain one."""
-    plain = isinstance(error, (OSError, ValueError)) or type(error) is Exception
-    return first_line(error) if plain else f"{type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

@@ -3,10 +3,7 @@
 A refusal is a promise kept: the alternative is text that silently follows another law.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -52,6 +49,28 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _STREAMS),
     "fsmt": "its forward cuts the text to the last token by itself",
 }
+
+#: Families that are decoders where their configuration says `is_decoder`, and encoders elsewhere.
+_ENCODERS = frozenset(
+    {
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
 
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = {"eager", "sdpa"}
@@ -117,6 +136,12 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
             refuse(f"nobody has tried one with a decoder of {inner.model_type!r}", advice)
     if kind in REASONS:
         refuse(REASONS[kind])
+    if kind in _ENCODERS and not read(config, "is_decoder", bool):
+        refuse(
+            "it is an encoder, whose tokens look at those behind them, too; is_decoder=True in its "
+            "configuration makes it a decoder, if it was trained as one",
+            "use a decoder",
+        )
     if reads_states(config) and kind not in READS_STATES | _MAY_CROSS:
         refuse(
             "its layers attend to an encoder's states, which nobody has tried for this family",
@@ -204,7 +229,22 @@ def check(model: PreTrainedModel) -> None:
             f"device; got {name} on {', '.join(sorted(spots))}; load it without device_map, or "
             "with device_map={'': 0}"
         )
+    _output_layer(model, name)
     _quantisation(model, name)
+
+
+def _output_layer(model: PreTrainedModel, name: str) -> None:
+    """Refuse an output layer of another dtype than the states it is given: ConfigurationError."""
+    head, body = model.get_output_embeddings(), model.get_input_embeddings()
+    kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
+    if type(head) is not torch.nn.Linear or kept or read(body, "weight", Tensor) is None:
+        return
+    if head.weight.dtype != body.weight.dtype and head.weight.dtype.is_floating_point:
+        raise ConfigurationError(
+            f"the output layer's weights are in {head.weight.dtype} and its states in "
+            f"{body.weight.dtype}, which its own forward cannot multiply either; got {name}; "
+            f"convert the whole model, .to({body.weight.dtype})"
+        )
 
 
 def _quantisation(model: torch.nn.Module, name: str) -> None:
@@ -220,6 +260,22 @@ def _quantisation(model: torch.nn.Module, name: str) -> None:
                 f"would depend on its siblings; got {name} with {kind} layers; load it with "
                 "llm_int8_threshold=0.0, in 4 bits, or unquantised"
             )
+        if rounded := _rounds_activations(module):
+            raise UnsupportedModel(
+                "dynamic activation quantisation rounds a token's states at each call, where the "
+                "last bit of a sum decides, so a node's score would depend on the call; got "
+                f"{name} with weights of torchao's {rounded}; quantise weights only"
+            )
+
+
+def _rounds_activations(module: torch.nn.Module) -> str | None:
+    """The type of a layer's weight that rounds what it is multiplied with, if it is one."""
+    weight = read(module, "weight", Tensor)
+    if weight is None or type(weight) in (Tensor, torch.nn.Parameter):
+        return None
+    how = ("act_quant_kwargs", "activation_quantization", "input_quant_func")
+    found = any(getattr(weight, field, None) is not None for field in how)
+    return type(weight).__name__ if found else None
 
 
 def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:
@@ -233,21 +289,3 @@ def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:
             f"the weights of {what} are no numbers; got NaN or infinity in {len(bad)} of "
             f"{len(weights)} tensors, first {bad[0]}; download it again, or save it once more"
         )
-
-
-def check_whole(folder: str | Path, role: str) -> None:
-    """Refuse a folder with an adapter, beside a model's weights or alone.
-
-    transformers would put it on if peft is installed, and leave it out without a word if not.
-    """
-    file = Path(folder) / "adapter_config.json"
-    if not file.is_file():
-        return
-    base = None
-    with suppress(OSError, ValueError, AttributeError):
-        base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
-    raise ConfigurationError(
-        f"the {role} model must be whole; got {str(folder)!r}, an adapter of {base or 'a model'}; "
-        "merge them once, peft.AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
-        ".save_pretrained(other), and give the other folder"
-    )

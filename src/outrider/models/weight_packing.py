@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError
 from outrider.models.linear import product
+from outrider.models.weight_only import WeightOnlyTensor
 
 
 def quantize_int8(model: PreTrainedModel) -> PreTrainedModel:
@@ -56,6 +57,8 @@ def _lay(part: torch.nn.Module | None, int8: bool = False) -> bool:
     """Let a linear layer compute with weights laid out anew; whether it is one."""
     if part is None or type(part) not in (torch.nn.Linear, Conv1D):
         return False
+    if type(part.weight) not in (torch.nn.Parameter, WeightOnlyTensor):
+        return False  # quantised by another library, whose product it needs
     weight_OI: Tensor = part.get_parameter("weight")
     if type(part) is Conv1D:
         weight_OI = weight_OI.T

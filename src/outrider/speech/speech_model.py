@@ -15,8 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtrac
 from outrider.errors import ConfigurationError
 from outrider.models import pretrained
 from outrider.models.config import hears
+from outrider.models.foreign_errors import usable_file
 from outrider.models.prefill import inference
-from outrider.models.sources import ModelSource, usable_file
+from outrider.models.sources import ModelSource
 from outrider.models.tree_inputs import causal
 from outrider.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel

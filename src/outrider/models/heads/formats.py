@@ -23,9 +23,10 @@ from transformers import AutoConfig, PretrainedConfig
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import unsupported
+from outrider.models.foreign_errors import pickled
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 from outrider.models.heads.head import DraftHead
-from outrider.models.sources import ModelSource, pickled
+from outrider.models.sources import ModelSource
 
 SPECULATORS, ORIGINAL = "speculators", "original"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

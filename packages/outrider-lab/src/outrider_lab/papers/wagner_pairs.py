@@ -15,7 +15,9 @@ from outrider.bench.prompts import read_rows
 from outrider.errors import ConfigurationError
 from outrider.models import layer_subset
 from outrider.models.config import read
-from outrider.models.sources import ModelSource, first_line, read_tokenizer
+from outrider.models.foreign_errors import first_line
+from outrider.models.sources import ModelSource
+from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import shipped
 from outrider_lab.papers.score import ROUGE_1, Score
 from outrider_lab.recordings import SpokenText

@@ -1,0 +1,241 @@
+"""Tiny configurations of any model type of transformers: its default one with small numbers.
+
+A rule says which fields mean the same in all families; `BY_HAND` says what no rule can know.
+"""
+
+import copy
+import re
+
+import torch
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+WINDOW = 32
+VOCABULARY = 128
+LAYERS = 4
+
+
+def _choices(key, value, every):
+    """How many experts a token goes to: no more than there are."""
+    experts = key != "top_k" or any("expert" in name for name in every)
+    return min(value, 2) if value and experts else value
+
+
+def _one(key, value, every):
+    return value and 1
+
+
+def _window(key, value, every):
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return WINDOW if number and value else value
+
+
+def _widths(key, value, every):
+    return value if value is None else [64] * LAYERS if isinstance(value, (list, tuple)) else 64
+
+
+def _key_heads(key, value, every):
+    """As many as query heads, one, or half of them, as the default has it."""
+    names = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+    heads = next((every[name] for name in names if isinstance(every.get(name), int)), None)
+    if not isinstance(value, int):
+        return value
+    return 4 if heads == value else 1 if value == 1 else 2
+
+
+#: What a field is called (a whole name, or the end of one where it begins with a dot) -> its value.
+RULES = [
+    (
+        "vocab_size vocab_size_per_layer_input text_vocab_size output_vocab_size n_vocab"
+        " decoder_vocab_size lm_vocab_size draft_vocab_size original_vocab_size",
+        VOCABULARY,
+    ),
+    (
+        "hidden_size d_model n_embd embed_dim dim model_dim emb_dim word_embed_proj_dim"
+        " embedding_size attention_hidden_size cross_hidden_size projection_dim text_hidden_size"
+        " encoder_hidden_size lm_hidden_size pad_head_dim lru_width block_size_hidden"
+        " out_hidden_size hidden_dim backbone_hidden_size residual_dim rnn_hidden_size conv_dim"
+        " conv_dim_out block_dim mamba_d_ssm",
+        64,
+    ),
+    ("hidden_size_per_layer_input laurel_rank altup_lr_dim", 8),
+    ("num_kv_shared_layers", 2),
+    (
+        "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth"
+        " num_encoder_layers num_decoder_layers decoder_num_hidden_layers"
+        " num_transformer_layers encoder_num_hidden_layers",
+        LAYERS,
+    ),
+    (
+        "num_attention_heads n_head n_heads num_heads encoder_attention_heads attention_heads"
+        " decoder_attention_heads decoder_num_attention_heads encoder_num_attention_heads"
+        " swa_num_attention_heads sliding_num_attention_heads linear_num_value_heads"
+        " linear_num_key_heads linear_num_heads kda_num_heads num_linear_heads"
+        " linear_num_attention_heads linear_attn_num_heads",
+        4,
+    ),
+    (
+        "num_key_value_heads num_kv_heads n_head_kv decoder_num_key_value_heads"
+        " encoder_num_key_value_heads num_global_key_value_heads swa_num_key_value_heads"
+        " multi_query_group_num cross_num_key_value_heads",
+        _key_heads,
+    ),
+    (
+        "head_dim attention_head_dim global_head_dim kv_channels swa_head_dim d_kv"
+        " attention_key_size head_size v_head_dim swa_v_head_dim decoder_head_dim"
+        " linear_key_head_dim linear_value_head_dim linear_head_dim kda_head_dim"
+        " linear_attn_head_dim qk_nope_head_dim index_head_dim indexer_head_dim kv_lora_rank"
+        " q_lora_rank o_lora_rank num_image_tokens mamba_chunk_size chunk_size mamba_chunk"
+        " mamba_d_head mamba_headdim mamba_head_dim",
+        16,
+    ),
+    (
+        "qk_rope_head_dim qk_rope_dim index_rope_dim rotary_dim state_size ssm_state_size"
+        " mamba_d_state mamba_state_size d_state ssm_d_state mamba_n_heads mamba_num_heads",
+        8,
+    ),
+    ("qk_head_dim", 24),
+    ("index_topk", WINDOW),
+    ("n_mamba_heads index_n_heads indexer_n_heads indexer_num_heads index_num_heads", 2),
+    (
+        "n_group n_groups topk_group num_expert_group moe_topk_group moe_n_group"
+        " num_expert_groups mamba_n_groups mamba_ngroups mamba_num_groups ssm_groups",
+        1,
+    ),
+    (
+        "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts"
+        " moe_n_experts time_step_rank mamba_dt_rank",
+        4,
+    ),
+    ("zero_expert_num", 2),
+    ("n_shared_experts num_shared_experts moe_num_shared_experts num_shared_expert", _one),
+    (
+        "num_experts_per_tok num_experts_per_token moe_topk moe_k top_k_experts moe_top_k"
+        " num_selected_experts router_topk moe_router_topk experts_per_token top_k",
+        _choices,
+    ),
+    ("first_k_dense_replace moe_layer_start_index num_dense_layers mlp_first_dense", _one),
+    ("moe_layer_end_index", LAYERS - 1),
+    (
+        "sliding_window sliding_window_size local_attention attention_window window_size"
+        " attention_chunk_size local_window_size swa_window attention_window_size"
+        " swa_window_size",
+        _window,
+    ),
+    (
+        "max_position_embeddings n_positions max_seq_len n_ctx max_sequence_length"
+        " max_target_positions seq_length model_max_length",
+        512,
+    ),
+    (
+        ".intermediate_size .intermediate_size_mlp .ffn_dim .ffn_hidden_size .n_inner .mlp_dim"
+        " .d_ff .block_ff_dim .block_ffn_dim .intermediate_dim .ffn_intermediate"
+        " .mlp_hidden_size",
+        _widths,
+    ),
+    ("pad_token_id", 0),
+    ("bos_token_id decoder_start_token_id", 1),
+    ("eos_token_id", 2),
+    ("forced_eos_token_id forced_bos_token_id", None),
+    ("activation_sparsity_pattern", [0.0] * LAYERS),
+]
+_EXACT = {name: value for names, value in RULES for name in names.split() if name[0] != "."}
+_ENDS = {name[1:]: value for names, value in RULES for name in names.split() if name[0] == "."}
+_LEFT = {"model_type", "rope_parameters", "rope_scaling", "architectures", "dtype", "layer_types"}
+_MAY_BE_NONE = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def small(config):
+    """The fields of this configuration that have to be other ones, those of its parts within."""
+    every = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    found = {}
+    for key, value in every.items():
+        if isinstance(value, PretrainedConfig):
+            found[key] = small(value)
+            if value.model_type:
+                found[key]["model_type"] = value.model_type
+        elif key not in _LEFT and not isinstance(value, bool):
+            new = _ruled(key, value, every)
+            if new != value and (value is not None or key in _MAY_BE_NONE):
+                found[key] = new
+    kinds = list(dict.fromkeys(every.get("layer_types") or ()))
+    if kinds:
+        count = max(LAYERS, len(kinds))
+        found["layer_types"] = [kinds[i % len(kinds)] for i in range(count)]
+        for name in ("num_hidden_layers", "n_layer", "num_layers"):
+            if name in every:
+                found[name] = count
+    return found
+
+
+def _ruled(key, value, every):
+    """What the rules say of a field, or its value."""
+    ends = (rule for end, rule in _ENDS.items() if key.endswith(end))
+    rule = _EXACT.get(key, next(ends, _LEFT))
+    if rule is _LEFT:
+        far = isinstance(value, int) and value >= VOCABULARY
+        if far and key.endswith(("_token_id", "_token_index", "token_id")):
+            return 100 + sum(map(ord, key)) % 25
+        return value
+    return rule(key, value, every) if callable(rule) else rule
+
+
+#: Families that are decoders where their configuration says so.
+_DECODERS = (
+    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert"
+    " roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
+).split()
+
+BY_HAND = {
+    **{kind: {"is_decoder": True} for kind in _DECODERS},
+    # `generate` reads prompts beyond the window without it
+    "moshi": {"sliding_window": 64},
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+}
+
+
+def config_for(kind, by_hand=None):
+    """A configuration of this model type that is small enough to be run in milliseconds."""
+    cls = CONFIG_MAPPING[kind]
+    hand = (BY_HAND if by_hand is None else by_hand).get(kind, {})
+    if callable(hand):
+        return hand(cls)
+    fields = small(cls())
+    _merge(fields, hand)
+    tries = [fields]
+    if "layer_types" in fields and "layer_types" not in hand:
+        tries.append({name: v for name, v in fields.items() if name != "layer_types"})
+    errors = []
+    for each in tries:
+        try:
+            return cls(**copy.deepcopy(each))
+        except Exception as error:  # each configuration class has checks of its own
+            errors.append(error)
+    raise errors[0]
+
+
+def _merge(into, more):
+    for name, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict) and "config" in name:
+            _merge(into[name], value)
+        else:
+            into[name] = value
+
+
+#: Parameters that keep what a family begins with: decays, steps, convolutions, norms.
+_KEPT = re.compile(r"A_log|conv|dt_|time_|norm|rg_lru|recurrent_param|decay")
+
+
+def randomise(model, seed=0, deviation=0.15):
+    """Weights wide enough that texts differ from token to token, in float32."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 and weight.is_floating_point() and not _KEPT.search(name):
+                weight.copy_(torch.randn(weight.shape, generator=random) * deviation)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                module.weight[module.padding_idx] = 0  # as it is after a folder was read
+    return model.float().eval()

@@ -1,0 +1,52 @@
+"""Which class of transformers opens a checkpoint: found by its configuration, never tried out."""
+
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+
+from outrider.errors import UnsupportedModel
+from outrider.models.config import read
+
+#: Auto classes with an output layer over a vocabulary, in the order in which they are asked. The
+#: causal one goes first: of image-text models it opens the decoder alone where there is one.
+_TEXT = (
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForMultimodalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+)
+_ENCODER_DECODER = (
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageTextToText",
+    "AutoModelForMultimodalLM",
+)
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of transformers that makes models of this configuration with an output layer.
+
+    Raises UnsupportedModel for what is no language model.
+
+    >>> from transformers import LlamaConfig, LlavaConfig, T5Config
+    >>> [auto_class(kind()).__name__ for kind in (LlamaConfig, LlavaConfig, T5Config)]
+    ['AutoModelForCausalLM', 'AutoModelForImageTextToText', 'AutoModelForSeq2SeqLM']
+    """
+    both = read(config, "is_encoder_decoder", bool)  # not of a decoder cut out of one
+    names = _ENCODER_DECODER if both else _TEXT
+    own = read(config, "auto_map", dict) or {}  # classes in the folder's own files
+    for name in names:
+        kind = getattr(transformers, name, None)  # the newest are not in every version
+        if kind is not None and (type(config) in kind._model_mapping or name in own):
+            return kind
+    for name in read(config, "architectures", list) or ():  # the text part of another model
+        kind = getattr(transformers, name, None)
+        if kind is not None and kind.config_class is type(config) and kind.can_generate():
+            return kind
+    raise UnsupportedModel(
+        f"a {config.model_type!r} model cannot be a target or a draft: transformers "
+        f"{transformers.__version__} has no class of it with an output layer over a vocabulary; "
+        f"got {type(config).__name__}; give a language model"
+    )

@@ -1,0 +1,39 @@
+"""Stochastic speculative execution of any process, not of text alone (Leviathan et al. 2023).
+
+    while a trajectory is not at its end:
+        outcome = a draw from f(state)      # f: slow, but it takes several states at once
+        state = step(state, outcome)
+
+`speculate` runs g, which is cheap, some outcomes ahead, asks f about all the states on the way in
+one call, and keeps what the rules of `outrider.verifiers` (or, for densities, of
+`outrider.stochastic.continuous`) keep. The outcomes have the law that f alone would give them.
+
+outcomes        outcomes out of 0 .. V - 1, by the rules that tokens have; trees too
+continuous      outcomes out of a continuum: rejection and block verification by densities
+laws            what f and g return
+reading         the same, checked
+proposal        what g has run ahead, and the verdict
+calls           f and g on many states: here, in a pool of `concurrent.futures`, on Ray
+rounds          `speculate`, the loop
+"""
+
+from typing import TYPE_CHECKING
+
+from outrider import lazy
+
+if TYPE_CHECKING:
+    from outrider.stochastic.laws import Density, Gaussian
+    from outrider.stochastic.ray_executor import RayExecutor
+    from outrider.stochastic.rounds import Speculation, speculate
+
+__all__ = ["Density", "Gaussian", "RayExecutor", "Speculation", "speculate"]
+
+_HOMES = {
+    "Density": "outrider.stochastic.laws",
+    "Gaussian": "outrider.stochastic.laws",
+    "RayExecutor": "outrider.stochastic.ray_executor",
+    "Speculation": "outrider.stochastic.rounds",
+    "speculate": "outrider.stochastic.rounds",
+}
+
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES)
