@@ -17,8 +17,7 @@ import sys
 import torch
 
 import outrider
-from outrider.bench.rates import Rates
-from outrider.bench.steps import Steps
+from outrider.bench.rates import Rates, Steps
 from outrider.models.flops import sizes as sizes_of
 from outrider.models.sources import ModelSource
 from outrider.shipped import shipped

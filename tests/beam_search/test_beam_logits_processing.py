@@ -7,7 +7,7 @@ from transformers import LogitsProcessorList
 from outrider import PromptLookup, SamplingParams
 from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
-from outrider.engine.beam_search.logits_processing import shaper
+from outrider.engine.beam_search.decode import shaper
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.run import BeamSearch
 from outrider.engine.beam_search.scorer import PrefixScorer

@@ -5,7 +5,7 @@ import torch
 from outrider.drafters import PromptLookup, ReferenceLookup
 from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
-from outrider.engine.beam_search.prefix import chain
+from outrider.engine.beam_search.scorer import chain
 from outrider.engine.beam_search.step import Rules, start
 
 REFERENCE = [11, 12, 13, 14, 15, 16, 17, 18, 19]

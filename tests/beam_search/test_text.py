@@ -9,7 +9,7 @@ from outrider.engine.beam_search.decode import search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.errors import ConfigurationError
 from outrider.models.tree_inputs import causal
-from outrider.text import beamed
+from outrider.text import speculator
 
 PROMPT = "def add(first, second):\n    return"
 
@@ -95,7 +95,7 @@ def test_a_stream_of_beams_is_refused(pair):
 def test_a_near_tie_names_both_beams_and_the_gap_between_them(pair, monkeypatch):
     plain = pair.generate(PROMPT, stop=Stop(10), beams=Beams(3))
     assert plain.completions[0].near_tie is None
-    monkeypatch.setattr(beamed, "ROUNDING", {torch.float32: 100.0})
+    monkeypatch.setattr(speculator, "ROUNDING", {torch.float32: 100.0})
     tie = pair.generate(PROMPT, stop=Stop(10), beams=Beams(3)).completions[0].near_tie
     prompt = pair.tokenizer(PROMPT)["input_ids"]
 

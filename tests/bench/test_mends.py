@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop
 from outrider.bench import drawing, timeline
-from outrider.cli import colorize
+from outrider.cli import console
 from outrider.engine.outputs import StepOutput, Trace
 from outrider_lab.papers import (
     alpha,
@@ -115,7 +115,7 @@ def test_a_trace_is_a_line_a_step():
     words = {1: "def", 2: "\n", 3: " x", 4: "\n\n"}
     trace = Trace([2, 3], [0, 1], [1], next_is_bonus=False)
     block = StepOutput(0, [2, 4], 1, None, 2, trace)
-    shown = colorize.line(block, words.get, False).plain
+    shown = console.line(block, words.get, False).plain
     assert "\n" not in shown
     assert shown == "\\n[- x-]{+\\n\\n+}"
 

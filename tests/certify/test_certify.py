@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, verifiers
-from outrider.certify import Power, certify, foreign, laws, marginal, matrix, run, statistics
-from outrider.certify.conditional import PooledTest
+from outrider.certify import (
+    Power,
+    certify,
+    distribution_tests,
+    foreign,
+    laws,
+    matrix,
+    run,
+    statistics,
+)
+from outrider.certify.distribution_tests import PooledTest
 from outrider.certify.laws import CertifiedText, score
 from outrider.certify.run import shared_noise
 from outrider.drafters import Lookahead
@@ -221,9 +230,9 @@ def test_null_statistics_are_standard():
     pool.add(law, guess, token, torch.ones(64, 64, dtype=torch.bool), torch.rand(64, 64))
     assert all(t.p_value > 1e-3 for t in pool.results(1e-4, 0.9))
     again = torch.multinomial(law[0, 0], 4000, replacement=True).tolist()
-    assert marginal.test(law[0, 0], again, 1e-4, 0.9).p_value > 1e-3
+    assert distribution_tests.test(law[0, 0], again, 1e-4, 0.9).p_value > 1e-3
     wrong = torch.multinomial(guess[0, 0], 4000, replacement=True).tolist()
-    assert not marginal.test(law[0, 0], wrong, 1e-4, 0.9).passed
+    assert not distribution_tests.test(law[0, 0], wrong, 1e-4, 0.9).passed
 
 
 def test_foreign_generator_passes_and_a_warm_one_fails():

@@ -8,7 +8,7 @@ import pytest
 
 from outrider import DraftModel, Engine, load, verifiers
 from outrider.certify import Power, certify
-from outrider.cli import certify_inputs
+from outrider.cli.certify import certify_prompts
 
 pytestmark = pytest.mark.slow
 POWER = Power(tokens=4_096, samples=512, equality=256, effect=0.05)
@@ -24,7 +24,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def prompts(pair):
-    return certify_inputs.read(pair, None, None).prompts
+    return certify_prompts(pair, None, None).prompts
 
 
 def show(name, report):

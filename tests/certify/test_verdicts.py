@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from outrider import DraftModel, Engine, SamplingParams, StopConditions, noise, verifiers
-from outrider.certify.martingale import Surplus
+from outrider.certify.statistics import Surplus
 from outrider.certify.verification_tests import KEPT, NEXT, Verdicts
 from outrider.types import DrawKind
 from tiny import DRAFTERS, TRANSLATED, pair

@@ -15,11 +15,11 @@ from outrider.drafters import (
     deterministic_tree,
     make,
     recall,
-    token_recycling,
+    request_history,
 )
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.deterministic_tree import HostTree
-from outrider.drafters.token_recycling import Successors
+from outrider.drafters.request_history import Successors
 from outrider.engine import step
 from outrider.errors import ConfigurationError
 from outrider.testing.meta import MetaModel
@@ -86,7 +86,7 @@ def test_copies_stand_beside_what_the_target_held_likely():
 
 
 def test_two_tokens_are_asked_before_one_and_the_oldest_rows_go(monkeypatch):
-    monkeypatch.setattr(token_recycling, "MOST", 2)
+    monkeypatch.setattr(request_history, "MOST", 2)
     after = Successors()
     for before, token in ((1, 2), (3, 2), (1, 4), (1, 5)):
         after.keep(before, token, [before])

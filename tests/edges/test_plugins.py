@@ -1,4 +1,4 @@
-"""Drafters and rules that other distributions bring, or a program registers."""
+"""Drafters, rules and model runners that other distributions bring, or a program registers."""
 
 import os
 import subprocess
@@ -7,11 +7,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 import outrider
-from outrider import drafters, lazy, plugins, verifiers
-from outrider.errors import ConfigurationError, UnknownName
-from outrider.testing import check_verifier
+from outrider import drafters, lazy, models, plugins, verifiers
+from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
+from outrider.models import TransformersRunner
+from outrider.testing import check_runner, check_verifier, llama
+from outrider.testing.models import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "examples" / "outrider-echo"
@@ -36,6 +39,10 @@ def installed(monkeypatch):
             fresh[ours] = module.get(ours)
             monkeypatch.setattr(module, "PLUGINS", of)
             monkeypatch.setattr(module, kind.upper(), fresh)
+        runners = plugins.PluginGroup("outrider.model_runners", "model runner", models.PLUGINS.read)
+        known = lazy.Registry({}, lambda ours: runners.load(ours | models.SUPPORTED))
+        monkeypatch.setattr(models, "PLUGINS", runners)
+        monkeypatch.setattr(models, "EXCEPTIONS", known)
         made = [metadata.EntryPoint(name, value, group)._for(Distribution(package))
                 for package, group, name, value in points]  # fmt: skip
         monkeypatch.setattr(
@@ -47,6 +54,20 @@ def installed(monkeypatch):
 
 ECHO = ("outrider-echo", "outrider.drafters", "echo", "outrider_echo:ECHO")
 REFUSE = ("outrider-echo", "outrider.verifiers", "refuse", "outrider_echo:Refuse")
+COUNTING = (
+    "outrider-echo",
+    "outrider.model_runners",
+    "counting_llama",
+    "outrider_echo.family:CountingRunner",
+)
+
+
+def counting():
+    """A tiny model of the template's family."""
+    from outrider_echo.family import CountingConfig, CountingForCausalLM
+
+    torch.manual_seed(0)
+    return CountingForCausalLM(CountingConfig(**TINY)).eval()
 
 
 def test_what_is_installed_is_known_by_name(installed):
@@ -126,6 +147,70 @@ def test_a_program_registers_its_own(installed):
     for wrong in (lambda: drafters.register("x", 3), lambda: verifiers.register(Echo())):
         with pytest.raises(ConfigurationError, match="got"):
             wrong()
+
+
+def test_a_family_is_driven_by_the_runner_that_is_installed(installed):
+    installed(COUNTING)
+    from outrider_echo.family import CountingRunner
+
+    assert type(models.adapt(counting()).runner) is CountingRunner
+    assert type(models.adapt(llama()).runner) is models.LlamaRunner
+    check_runner(CountingRunner, counting())
+
+
+def test_a_runner_that_is_wrong_for_a_family_is_found_out(installed):
+    installed()
+    with pytest.raises((AssertionError, UnsupportedModel), match="trees"):
+        check_runner(TransformersRunner, counting())
+    with pytest.raises(AssertionError, match=r"a runner is a subclass of .*; got 3"):
+        check_runner(3, counting())
+
+
+def test_a_runner_that_leaves_the_model_changed_is_found_out():
+    class Careless(TransformersRunner):
+        def around(self, *of_a_call):
+            with torch.no_grad():
+                self.model.lm_head.weight[0] *= 1 + 1e-7
+            return super().around(*of_a_call)
+
+    with pytest.raises(AssertionError, match="the model is as it was"):
+        check_runner(Careless, llama())
+
+
+@pytest.mark.parametrize(
+    ("points", "told"),
+    [
+        ([("bad", *COUNTING[1:3], "no_such_module:X")], "cannot be imported; got Module"),
+        ([("bad", *COUNTING[1:3], "math:pi")], "a model runner is a subclass of .*; got 3.14"),
+        ([("bad", *COUNTING[1:3], "pathlib:Path")], "a model runner is a subclass of"),
+        ([COUNTING, ("other", *COUNTING[1:])], "outrider-echo .*, other .*; uninstall one"),
+    ],
+)
+def test_a_family_whose_runner_is_of_no_use_is_refused_and_others_run(installed, points, told):
+    installed(*points)
+    with pytest.raises(ConfigurationError, match=told):
+        models.adapt(counting())
+    assert type(models.adapt(llama()).runner) is models.LlamaRunner
+
+
+def test_a_family_of_ours_keeps_its_runner(installed, caplog):
+    installed(("bad", *COUNTING[1:2], "llama", COUNTING[3]))
+    assert not list(models.EXCEPTIONS)
+    assert "outrider has a model runner of that name" in caplog.text
+    assert models.runner_of(llama()) is TransformersRunner
+
+
+def test_a_program_registers_a_runner(installed):
+    installed()
+    from outrider_echo.family import CountingRunner
+
+    models.register("counting_llama", CountingRunner)
+    assert models.runner_of(counting()) is CountingRunner
+    for taken in ("counting_llama", "llama", "bloom"):
+        with pytest.raises(ConfigurationError, match="choose another name"):
+            models.register(taken, CountingRunner)
+    with pytest.raises(ConfigurationError, match=r"a model runner is a subclass of .*; got 'x'"):
+        models.register("mine", "x")
 
 
 class Believe:

@@ -6,7 +6,7 @@ import torch
 from outrider import SamplingParams, verifiers
 from outrider.engine import step
 from outrider.ops.cpu import commit_tokens
-from outrider.ops.reference import settling as reference
+from outrider.ops.reference import walking
 from outrider.types import CONTEXT, LENGTH, STOP, Ends
 from tiny import DRAFTERS, PROMPTS, begun, pair
 
@@ -51,7 +51,7 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
             state.reason_B,
         )
         few = commit_tokens.settle(draft, scores, verdict, ends)
-        many = reference.settle(draft, scores, verdict, ends)
+        many = walking.settle(draft, scores, verdict, ends)
         for field, ours, theirs in zip(few._fields[:-1], few[:-1], many[:-1], strict=True):
             torch.testing.assert_close(ours, theirs, msg=f"{field} differs: {ours} and {theirs}")
         assert few.lists is not None

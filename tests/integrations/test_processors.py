@@ -9,8 +9,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers import generation as hf
 
 from outrider import SamplingParams, Timestamps
-from outrider.integrations.logits_processor_mapping import Prompts
-from outrider.integrations.processors import settings
+from outrider.integrations.logits_processor_mapping import Prompts, settings
 
 VOCAB, WIDTH, END = 12, 4, 9
 ABOUT = Prompts(WIDTH, False, [2], VOCAB, END)

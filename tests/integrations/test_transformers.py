@@ -277,7 +277,7 @@ def _pooled(function, steps, repeats):
     A row of a step is a law of the target beside the draft's guess at it. Whatever was accepted
     before it, the token that a verification emits there has the target's law.
     """
-    from outrider.certify.conditional import PooledTest
+    from outrider.certify.distribution_tests import PooledTest
 
     pool = PooledTest()
     torch.manual_seed(3)

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from outrider import verifiers
 from outrider.errors import ConfigurationError
 from outrider.integrations.vllm import judge_by, patch
-from outrider.integrations.vllm.verification import VllmDraft, judged
+from outrider.integrations.vllm.patch import VllmDraft, judged
 
 V, DEPTH, ROWS, TEMPERATURE = 3, 2, 2500, 0.7
 

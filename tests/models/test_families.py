@@ -24,10 +24,8 @@ from outrider.models import (
     load_checks,
     runner_of,
 )
-from outrider.models.prefill import ingest
-from outrider.models.tree_inputs import of_tree
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.tree import from_parents
+from outrider.testing.runner_checks import perturbed_copy, ragged_trees, shared_noise_text
 
 CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
 PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5]
@@ -46,66 +44,17 @@ def test_at_least_twenty_families_and_every_supported_type():
 
 
 @pytest.mark.parametrize(("name", "attention"), CASES, ids=[f"{n}-{a}" for n, a in CASES])
-@torch.inference_mode()
 def test_ragged_trees_score_as_their_paths(name, attention):
     """Four rows, two rounds with an accepted path between them, all past the window of 8."""
-    model, target = driven(name, attention)
-    random = torch.Generator().manual_seed(1)
-    tree = from_parents(PARENTS)
-    length = torch.tensor([21, 9, 15, 12])
-    texts = [torch.randint(3, 97, (int(n),), generator=random) for n in length]
-    tokens = torch.zeros(4, CAPACITY, dtype=torch.int64)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    cache = target.open(4, CAPACITY)
-    ingest(target, cache, tokens, int(length.max()))
-    worst = 0.0
-    for path in ([[1, 3, 6], [2, 5, -1], [-1, -1, -1], [1, 4, -1]], [[-1] * 3] * 4):
-        drafted = torch.randint(3, 97, (4, tree.nodes), generator=random)
-        scores = target.forward(cache, of_tree(drafted, tree, length, CAPACITY)).logits_BQV
-        for row in range(4):
-            for leaf in (4, 6, 7):
-                nodes = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
-                whole = torch.cat([texts[row], drafted[row, nodes]])[None]
-                own = model(input_ids=whole, use_cache=False).logits[0, len(texts[row]) :]
-                worst = max(worst, float((scores[row, nodes] - own).abs().max()))
-        kept = torch.tensor(path)
-        cache.keep(length, kept)
-        count = (kept >= 0).sum(1) + 1
-        for row in range(4):
-            nodes = torch.tensor([0, *[n for n in path[row] if n >= 0]])
-            texts[row] = torch.cat([texts[row], drafted[row, nodes]])
-        length = length + count
-    assert worst < 1e-4
+    assert ragged_trees(*driven(name, attention)) < 1e-4
 
 
 @pytest.mark.parametrize(("name", "attention"), CASES, ids=[f"{n}-{a}" for n, a in CASES])
 def test_coupled_text_equals_plain_decoding(name, attention):
     """The target drafts for itself from perturbed weights, chain and tree, two ragged rows."""
     model, target = driven(name, attention)
-    other = copy.deepcopy(model)
-    random = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            if parameter.dim() > 1:
-                parameter += 0.01 * torch.randn(parameter.shape, generator=random)
-    draft = TreeDecoder(runner_of(other)(other))
-    prompts = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]]
-    how = [SamplingParams(0.8, seed=11), SamplingParams(1.0, top_k=40, seed=12)]
-    ends = StopConditions(14)
-
-    def text(drafter):
-        run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, ends)
-        out = [[], []]
-        for block in run:
-            out[block.row] += block.token_ids
-        return out, run.stats
-
-    plain, _ = text(Root())
-    for counts in ((1, 1, 1), (2, 2)):
-        fast, stats = text(DraftModel(draft, counts, coupled=True))
-        assert fast == plain
-        assert stats.mean_acceptance_length > 1
+    other = perturbed_copy(model)
+    shared_noise_text(target, TreeDecoder(runner_of(other)(other)))
 
 
 def test_the_probe_at_load_sees_a_wrong_window():

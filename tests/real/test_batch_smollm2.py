@@ -6,7 +6,7 @@ import pytest
 from served import serving
 
 import outrider
-from outrider.server import offline
+from outrider.server import batch_file
 from outrider.server.batch_file import BatchResults, requests
 
 pytestmark = pytest.mark.real
@@ -32,7 +32,7 @@ def test_a_file_in_two_runs_says_what_the_server_says(speculator, tmp_path):
     for most in (2, None):
         with BatchResults(out) as file:
             left = [one for one in requests(source) if one.name not in file.names]
-            rows = offline.answers(speculator, "pair", 2, 512, left)
+            rows = batch_file.answers(speculator, "pair", 2, 512, left)
             for at, row in enumerate(rows, start=1):
                 file.write(row)
                 if at == most:

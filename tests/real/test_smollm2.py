@@ -21,8 +21,7 @@ from outrider import (
     StopConditions,
 )
 from outrider.drafters import DrafterParts, make
-from outrider.text.output_text import IncrementalText
-from outrider.text.stream import Stream
+from outrider.text.output_text import IncrementalText, Stream
 
 pytestmark = pytest.mark.real
 

@@ -8,9 +8,8 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.errors import UnknownName
-from outrider.server.answer_grammar import Thought, ToolCalls, answer_grammar, closed
-from outrider.server.gemma_arguments import as_json
-from outrider.server.grammar import vocabulary
+from outrider.server.call_formats import gemma_as_json
+from outrider.server.grammar import Thought, ToolCalls, answer_grammar, closed, vocabulary
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import Allowed, Function
 from outrider.server.reasoning_parsers import REASONING_PARSERS, reasoning_parser
@@ -291,8 +290,8 @@ def test_arguments_of_gemma(tokenizer):
         text = f"<start_function_call>call:f{given}<end_function_call>"
         assert taken(tokenizer, made, text)[0] == right, given
         if right:
-            assert set(json.loads(as_json(given))) <= {"a", "b", "c"}
-    assert as_json('{a:<escape>"\n<escape>,b:[{c:1}]}') == '{"a": "\\"\\n", "b": [{"c": 1}]}'
+            assert set(json.loads(gemma_as_json(given))) <= {"a", "b", "c"}
+    assert gemma_as_json('{a:<escape>"\n<escape>,b:[{c:1}]}') == '{"a": "\\"\\n", "b": [{"c": 1}]}'
     for odd in ({"minimum": 3}, {"$ref": "#/$defs/no"}, {"type": "date"}, {"pattern": "a"}):
         function = Function(name="f", parameters={"type": "object", "properties": {"a": odd}})
         with pytest.raises(ValueError, match="schema"):

@@ -7,7 +7,7 @@ from served import NAME, PROMPT
 
 from outrider import SamplingParams, Stop
 from outrider.errors import ConfigurationError
-from outrider.server import offline
+from outrider.server import batch_file
 from outrider.server.batch_file import BatchResults, requests
 
 
@@ -34,7 +34,7 @@ def answered(speculator, source, target, most=None):
     with BatchResults(target) as file:
         file.check({one.name for one in requests(source)}, source)
         left = [one for one in requests(source) if one.name not in file.names]
-        rows = offline.answers(speculator, NAME, 3, 256, left)
+        rows = batch_file.answers(speculator, NAME, 3, 256, left)
         for at, row in enumerate(rows, start=1):
             assert file.write(row)
             if at == most:

@@ -19,7 +19,7 @@ from outrider.server.protocol import CompletionRequest
 from outrider.server.ray.asgi_call import asked
 from outrider.server.ray.routing import key, ranked
 from outrider.server.ray.stream_resume import StreamState
-from outrider.server.request_handler import running
+from outrider.server.serving import running
 
 NO_RAY = "Ray is not installed: pip install 'outrider[ray]'"
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 5}
@@ -157,7 +157,7 @@ def test_serve_asks_replicas_in_the_order_of_the_key():
     pytest.importorskip("ray", reason=NO_RAY)
     from ray.serve.request_router import PendingRequest
 
-    from outrider.server.ray.router import PrefixRouter
+    from outrider.server.ray.replicas import PrefixRouter
 
     some = [SimpleNamespace(replica_id=f"replica {n}") for n in range(4)]
 

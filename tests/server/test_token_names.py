@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.cli import colorize
+from outrider.cli import console
 from outrider.server.response_builder import ChatFormat, CompletionFormat
 from outrider.server.token_formatter import TokenFormatter
 from tokenizers_of import EMOJI, byte_fallback, byte_level, word_pieces
@@ -38,7 +38,7 @@ def test_an_id_that_names_no_token_has_no_bytes():
 
 def test_traces_show_the_space_ahead_of_a_word_and_no_special_token():
     written = [
-        colorize.written(FALLBACK, FALLBACK.convert_tokens_to_ids(token))
+        console.written(FALLBACK, FALLBACK.convert_tokens_to_ids(token))
         for token in ("▁the", "<0x41>", "</s>")
     ]
     assert written == [" the", "A", ""]

@@ -7,7 +7,7 @@ import openai
 import pytest
 from served import NAME, serving
 
-from outrider.server.answer_grammar import closed
+from outrider.server.grammar import closed
 
 TEMPLATE = (
     "{% if tools %}# {{ tools | tojson }} arguments: <tool_call>\n{% endif %}"

@@ -7,7 +7,7 @@ import whispers
 from outrider import Beams, DraftModel
 from outrider.drafters import Beam, ReferenceLookup
 from outrider.errors import ConfigurationError
-from outrider.speech.beam_decoding import searched
+from outrider.speech.window_decoder import searched
 
 BUDGET = 20
 ASKED = {"temperature": 0, "language": "en", "beam_size": 4, "max_new_tokens": BUDGET}

@@ -6,8 +6,8 @@ import pytest
 
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.speech import captions
+from outrider.speech.captions import ReferenceAligner
 from outrider.speech.formats import FORMATS, clock, written
-from outrider.speech.reference_aligner import ReferenceAligner
 from outrider.speech.result import Segment, Transcript, TranscriptStats, Word, whole_text
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
-from outrider.speech import temperature_fallback, vad
-from outrider.speech.prompt import prompt
-from outrider.speech.temperature_fallback import Thresholds
-from outrider.speech.timestamps_split import cut
+from outrider.speech import settings, vad
+from outrider.speech.settings import Thresholds
+from outrider.speech.transcriber import window_prompt
 from outrider.speech.vocabulary import Vocabulary
+from outrider.speech.windows import cut
 
 FIRST = 100  # the timestamp 0.00 s
 WORDS = Vocabulary(1, 0, 99, 2, {"en": 10, "fr": 11}, {"transcribe": 20, "translate": 21})
@@ -88,23 +88,28 @@ def test_spans_that_are_none_are_refused(given):
 
 def test_when_a_text_will_not_do():
     limits = Thresholds(2.4, -1.0, 0.6)
-    assert temperature_fallback.needs_fallback(limits, 3.0, -0.1, 0.0)
-    assert temperature_fallback.needs_fallback(limits, 1.0, -1.1, 0.0)
-    assert not temperature_fallback.needs_fallback(limits, 1.0, -0.9, 0.9)
-    assert not temperature_fallback.needs_fallback(limits, 1.0, -1.1, 0.9)  # silence
-    assert temperature_fallback.silent(limits, 0.9, -1.1)
-    assert not temperature_fallback.silent(limits, 0.9, -0.5)
-    assert not temperature_fallback.silent(limits, 0.5, -1.1)
-    assert temperature_fallback.silent(Thresholds(None, None, 0.6), 0.7, 0.0)
-    assert not temperature_fallback.needs_fallback(Thresholds(None, None, None), 9.0, -9.0, 0.0)
+    assert settings.needs_fallback(limits, 3.0, -0.1, 0.0)
+    assert settings.needs_fallback(limits, 1.0, -1.1, 0.0)
+    assert not settings.needs_fallback(limits, 1.0, -0.9, 0.9)
+    assert not settings.needs_fallback(limits, 1.0, -1.1, 0.9)  # silence
+    assert settings.silent(limits, 0.9, -1.1)
+    assert not settings.silent(limits, 0.9, -0.5)
+    assert not settings.silent(limits, 0.5, -1.1)
+    assert settings.silent(Thresholds(None, None, 0.6), 0.7, 0.0)
+    assert not settings.needs_fallback(Thresholds(None, None, None), 9.0, -9.0, 0.0)
 
 
 def test_prompts():
-    assert prompt(WORDS, "fr", "transcribe", True) == ([1, 11, 20], 0)
-    assert prompt(WORDS, "en", "translate", False, (7, 8)) == ([2, 7, 8, 1, 10, 21, 99], 3)
-    assert prompt(WORDS, "en", "transcribe", True, range(30, 40), 3)[0][:4] == [2, 37, 38, 39]
+    assert window_prompt(WORDS, "fr", "transcribe", True) == ([1, 11, 20], 0)
+    assert window_prompt(WORDS, "en", "translate", False, (7, 8)) == ([2, 7, 8, 1, 10, 21, 99], 3)
+    assert window_prompt(WORDS, "en", "transcribe", True, range(30, 40), 3)[0][:4] == [
+        2,
+        37,
+        38,
+        39,
+    ]
     plain = Vocabulary(1, 0, 99, None)
-    assert prompt(plain, None, "transcribe", False, (7,)) == ([1, 99], 0)
+    assert window_prompt(plain, None, "transcribe", False, (7,)) == ([1, 99], 0)
 
 
 def test_languages_by_code_name_and_token():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.bench import rates
-from outrider.bench.steps import Steps
+from outrider.bench.rates import Steps
 from outrider.costs import Sizes
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import llama

@@ -9,8 +9,8 @@ from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.testing import llama
 from outrider.text.speculator import Speculator
-from outrider.train.answers import answered
 from outrider.train.features import TrainText
+from outrider.train.job import answered
 from outrider.train.task import Task
 from outrider.train.texts import TextPiece, read, split, tokenized
 

@@ -44,6 +44,6 @@ class Power:
 
     def each(self, more: int = 0) -> float:
         """Level of one statistical test: Bonferroni. `more` tests beside those of a text."""
-        from outrider.certify.conditional import ORDERS, SETS
+        from outrider.certify.distribution_tests import ORDERS, SETS
 
         return self.level / (len(SETS) + len(ORDERS) + 2 + more)  # marginal and support

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, noise, ops, verifiers
-from outrider.certify import marginal, near_tie_certificate
-from outrider.certify.conditional import PooledTest
+from outrider.certify import distribution_tests, near_tie_certificate
+from outrider.certify.distribution_tests import PooledTest
 from outrider.certify.laws import CertifiedText, score
 from outrider.certify.power import Power
 from outrider.certify.report import CertifyReport, Test
@@ -189,7 +189,7 @@ class CertifyRunner:
             apart = (law_BTV - guess_BTV).abs().sum((1, 2)) - law_BTV.square().sum((1, 2))
         chosen = int(apart.argmax())
         first = [text.new[0] for batch in texts_of(prompts[chosen]) for text in batch]
-        return marginal.test(law_BTV[chosen, 0], first, self.level, self.power.power)
+        return distribution_tests.test(law_BTV[chosen, 0], first, self.level, self.power.power)
 
 
 def _support(outside: int, count: int) -> Test:

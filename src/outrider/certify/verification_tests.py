@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.certify.martingale import Surplus
 from outrider.certify.report import Test
+from outrider.certify.statistics import Surplus
 from outrider.types import Draft, DrawKind, Scores, StepTensors, Verdict, Verifier
 
 KEPT, NEXT = NAMES = ("kept, given draft", "next, given draft")

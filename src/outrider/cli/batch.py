@@ -49,7 +49,7 @@ def batch(
     says why; the exit code is 1 then, and the same command asks them again.
     """
     try:
-        from outrider.server import batch_file, offline
+        from outrider.server import batch_file
     except ImportError as error:
         raise BackendUnavailable(
             f"batches need the extra 'server' ({error.name} is missing); "
@@ -75,7 +75,7 @@ def batch(
             name = served_model_name or named(target_name(setup))
             speculator = partial(load_speculator, setup, dtype)
             if workers is None:
-                written = offline.answers(speculator(), name, max_num_seqs, max_model_len, left)
+                written = batch_file.answers(speculator(), name, max_num_seqs, max_model_len, left)
             else:
                 written = _fleet().answers(
                     speculator, name, max_num_seqs, max_model_len, left, workers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli import colorize
+from outrider.cli import console
 from outrider.cli.console import fail, out
 from outrider.cli.options import (
     Dtype,
@@ -79,7 +79,7 @@ class Talk:
     def explain(self) -> None:
         """What the colours mean, if there are any."""
         if self.trace:
-            out.print(colorize.legend(out.is_terminal and not out.no_color))
+            out.print(console.legend(out.is_terminal and not out.no_color))
 
     def answer(self, text: str) -> None:
         """Say something and print what comes back; an answer that is stopped stays as it is.
@@ -96,7 +96,7 @@ class Talk:
             for block in stream:
                 written += block.text
                 if self.trace:
-                    out.print(colorize.step(block.block, self._decode, colour), end="")
+                    out.print(console.step(block.block, self._decode, colour), end="")
                 else:
                     out.print(block.text, end="", markup=False)
                 out.file.flush()
@@ -112,7 +112,7 @@ class Talk:
         )
 
     def _decode(self, token: int) -> str:
-        return colorize.written(self.speculator.tokenizer, token)
+        return console.written(self.speculator.tokenizer, token)
 
     def _reseed(self, rest: str) -> None:
         if rest and not rest.isdecimal():

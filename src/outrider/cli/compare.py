@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.bench.progress import counter
-from outrider.bench.terminal import put
+from outrider.bench.progress import counter, put
 from outrider.cli import options
 from outrider.cli.console import figures, out
 from outrider.cli.options import parse_branching

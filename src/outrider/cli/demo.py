@@ -8,7 +8,7 @@ from rich.table import Table
 
 from outrider import verifiers
 from outrider.bench.progress import counter
-from outrider.cli import colorize
+from outrider.cli import console
 from outrider.cli.console import LOADING, out, working
 from outrider.shipped import parameters
 
@@ -72,16 +72,16 @@ def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
-        return colorize.written(pair.tokenizer, token)
+        return console.written(pair.tokenizer, token)
 
-    out.print(colorize.legend(colour))
+    out.print(console.legend(colour))
     for prompt in prompts:
         tail = "\n".join(prompt.splitlines()[-6:])
         out.print(Panel(tail, title="prompt (last lines)", border_style="dim"), markup=False)
         # greedy text of a model this small soon repeats itself, which says little
         stream = pair.stream(prompt, SamplingParams(SHOWN, seed=0), Stop(budget), trace=True)
         for block in stream:
-            out.print(colorize.step(block.block, decode, colour), end="")
+            out.print(console.step(block.block, decode, colour), end="")
         stats = stream.result().stats
         out.print(
             f"\n[dim]temperature {SHOWN:g}: {stats.new_tokens} tokens in {stats.engine_steps} "

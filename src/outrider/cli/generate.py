@@ -10,8 +10,8 @@ import typer
 
 from outrider import verifiers
 from outrider.bench.drawing import file, pyplot
-from outrider.bench.terminal import put
-from outrider.cli import colorize, describe_plan, options
+from outrider.bench.progress import put
+from outrider.cli import console, options
 from outrider.cli.chat import conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.inputs import read_file, read_prompt, read_source
@@ -21,11 +21,55 @@ from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from outrider.engine.beam_search import Beams
+    from outrider.engine.engine import Engine
     from outrider.models.sources import ModelSource
     from outrider.sampling.sampling_params import SamplingParams as Rules
+    from outrider.stats import Stats
+    from outrider.text.output_text import Stream
     from outrider.text.results import Generation
     from outrider.text.speculator import Speculator
-    from outrider.text.stream import Stream
+
+
+# What a planner goes by and what it chose, as lines for `--verbose`.
+
+
+def priced(engine: "Engine") -> list[str]:
+    """The planner, and the costs that it weighs tokens against."""
+    from outrider.engine.speculation_policy import FixedLength
+
+    if isinstance(engine.planner, FixedLength):
+        return [f"planner fixed: {engine.shapes[0].max_nodes - 1} drafted tokens in every step"]
+    lines = [f"planner {type(engine.planner).__name__.lower()}"]
+    if engine.costs is not None:
+        for context, curve in sorted(engine.costs.times[1].items()):
+            each = zip(*curve, strict=True)
+            steps = ", ".join(
+                f"{n - 1} drafted {ms:.1f}" if n > 1 else f"{ms:.1f}" for n, ms in each
+            )
+            lines.append(f"  ms of a step at {context} tokens: plain {steps}")
+    return lines
+
+
+def chosen(stats: "Stats") -> list[str]:
+    """How often each size was drafted; why nothing was, if that was best."""
+    each = [
+        f"{steps} of {nodes - 1} drafted" if nodes > 1 else f"{steps} plain"
+        for nodes, steps in sorted(stats.sizes.items())
+    ]
+    lines = [f"steps: {', '.join(each) or 'none'}"]
+    if stats.predicted_ms:
+        lines[0] += f"; predicted {stats.predicted_ms:.0f} ms, took {stats.measured_ms:.0f} ms"
+    if stats.why_plain:
+        lines.append(f"speculation is off because {stats.why_plain}")
+    return lines
+
+
+def searched(stats: "Stats") -> list[str]:
+    """What a beam search took."""
+    return [
+        f"beam search: {stats.steps} calls of the target for {stats.new_tokens} tokens, took "
+        f"{stats.measured_ms:.0f} ms"
+    ]
 
 
 @options.with_setup
@@ -284,14 +328,14 @@ def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: boo
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
-        return colorize.written(speculator.tokenizer, token)
+        return console.written(speculator.tokenizer, token)
 
     try:
         for number, block in enumerate(running):
             if trace:
                 out.print(
                     "\n" if number else "",
-                    colorize.line(block.block, decode, colour),
+                    console.line(block.block, decode, colour),
                     end="",
                     sep="",
                 )
@@ -309,9 +353,7 @@ def _finish(
     done = result.completions[0]
     if verbose:
         beams = done.score is not None
-        for line in (
-            describe_plan.searched(result.stats) if beams else describe_plan.chosen(result.stats)
-        ):
+        for line in searched(result.stats) if beams else chosen(result.stats):
             err.print(line, markup=False)
     if about is not None:
         document: dict[str, object] = {
@@ -365,7 +407,7 @@ def _describe(
     ]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
-    for line in describe_plan.priced(speculator.engine) if beams is None else ():
+    for line in priced(speculator.engine) if beams is None else ():
         err.print(line, markup=False)
     for candidate in notes.calibration.candidates if notes.calibration else ():
         err.print(f"  measured {candidate}", markup=False)

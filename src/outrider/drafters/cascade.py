@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import deterministic_tree, lookup, recipes, tree_drafting
+from outrider.drafters import deterministic_tree, prompt_lookup, recipes, tree_drafting
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import NoMemory, RowMemories, Several
 from outrider.drafters.suffix import LONGEST, automata
@@ -88,9 +88,9 @@ class CopyGuesser:
     ) -> Tensor:
         """A copy for every row; rows without one, or with a shorter one, guess token 0."""
         if isinstance(memory, NoMemory):
-            corpus = lookup.text(context)
-            start_B1 = lookup.latest(corpus, context, LONGEST, 1)
-            return lookup.copied(corpus, start_B1, context, count).tokens_BN[:, 1:]
+            corpus = prompt_lookup.text(context)
+            start_B1 = prompt_lookup.latest(corpus, context, LONGEST, 1)
+            return prompt_lookup.copied(corpus, start_B1, context, count).tokens_BN[:, 1:]
         copies = []
         lengths = zip(context.length_B.tolist(), drawn_B.tolist(), strict=True)
         for row, text, (length, drawn) in zip(context.tokens_BL, memory.rows, lengths, strict=True):

@@ -30,8 +30,7 @@ from outrider.drafters import deterministic_tree, recipes, suffix
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.memory import RowMemories
-from outrider.drafters.request_history import RequestHistory, Watched
-from outrider.drafters.token_recycling import WIDTH, Successors
+from outrider.drafters.request_history import WIDTH, RequestHistory, Successors, Watched
 from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
 from outrider.types import (

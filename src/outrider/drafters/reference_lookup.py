@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.drafters import lookup, recipes
+from outrider.drafters import prompt_lookup, recipes
 from outrider.drafters.tree_drafting import shapes
 from outrider.row_params import RowTable
 from outrider.tree import numbers
@@ -55,7 +55,7 @@ class ReferenceLookup:
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:
-        lookup.check(self)
+        prompt_lookup.check(self)
         arguments.wholes(self, "leave it out for one chain", width=1)
 
     @property
@@ -71,7 +71,7 @@ class ReferenceLookup:
     def propose(self, memory: Place, context: Context, shape: DraftShape) -> Draft:
         """What follows the best matches; without one, the reference from where it has come to."""
         count = shapes.declared(self, shape).max_depth
-        text, reference = lookup.text(context), context.reference_BS
+        text, reference = prompt_lookup.text(context), context.reference_BS
         if reference is None:
             reference = text[:, :0]
         corpus = torch.nn.functional.pad(reference, (0, 1), value=-1)
@@ -86,7 +86,7 @@ class ReferenceLookup:
             rank = rank.masked_fill(corpus == first, -1)  # siblings are different tokens
         start_Bw = torch.stack(starts, 1)
         memory.start_Bw.copy_(torch.where(start_Bw < size, start_Bw, -1))
-        return lookup.copied(corpus, start_Bw, context, count)
+        return prompt_lookup.copied(corpus, start_Bw, context, count)
 
     def _rank(self, memory: Place, context: Context, corpus_BC: Tensor, size: int) -> Tensor:
         """How good each place is to copy from, -1 for no place at all.
@@ -98,7 +98,7 @@ class ReferenceLookup:
         wide = corpus_BC.shape[1]
         at, next_B1 = numbers(wide, corpus_BC.device), memory.next_B[:, None]
         inside = at < size
-        run = lookup.runs(corpus_BC, context, self.most_ngram)
+        run = prompt_lookup.runs(corpus_BC, context, self.most_ngram)
         run = torch.nn.functional.pad(run[:, :-1], (1, 0))  # of the tokens ahead of each place
         close = inside & ((at - next_B1).abs() <= NEAR)
         ahead = torch.where(at >= next_B1, 2 * wide - at + next_B1, at)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.drafters import lookup, recipes, tree_drafting
+from outrider.drafters import prompt_lookup, recipes, tree_drafting
 from outrider.drafters.tree_drafting import shapes
 from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
@@ -54,7 +54,7 @@ class StringMatch(shapes.Chains):
         """The draft model's own continuation, one call of it for each of its tokens."""
         corpus = self.strings(memory, context, shape)
         start_B1 = torch.zeros_like(corpus[:, :1])
-        return lookup.copied(corpus, start_B1, context, corpus.shape[1])
+        return prompt_lookup.copied(corpus, start_B1, context, corpus.shape[1])
 
     def strings(self, memory: TranslatedCache, context: Context, shape: DraftShape) -> Tensor:
         """The same as target ids alone, [B, n], -1 padded."""

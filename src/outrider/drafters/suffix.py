@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from outrider import arguments
 from outrider.acceptance_stats import STRENGTH, AcceptanceStats, bucket
-from outrider.drafters import deterministic_tree, lookup, recipes
+from outrider.drafters import deterministic_tree, prompt_lookup, recipes
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import NoMemory, RowMemories
 from outrider.drafters.request_history import RequestHistory, Watched
@@ -126,9 +126,9 @@ class Suffix(shapes.Chains):
         """The chain behind each row's longest match; rows without one propose nothing."""
         count = shapes.declared(self, shape).max_depth
         if isinstance(memory, NoMemory):
-            corpus = lookup.text(context)
-            start_B1 = lookup.latest(corpus, context, LONGEST, 1)
-            return lookup.copied(corpus, start_B1, context, count)
+            corpus = prompt_lookup.text(context)
+            start_B1 = prompt_lookup.latest(corpus, context, LONGEST, 1)
+            return prompt_lookup.copied(corpus, start_B1, context, count)
         texts = [row.text for row in memory.rows]
         return deterministic_tree.chains(
             [[text.tokens[-1], *takewhile(_is_token, text.ahead(count))] for text in texts],

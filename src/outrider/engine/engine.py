@@ -26,7 +26,7 @@ from outrider.engine.graphs import (
     refusal,
     spec_decode_step,
 )
-from outrider.engine.logprobs import Logprobs
+from outrider.engine.outputs import Logprobs
 from outrider.engine.request import (
     Request,
     StopConditions,

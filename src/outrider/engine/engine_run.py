@@ -23,8 +23,13 @@ from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed, GraphedStep, spec_decode_step
-from outrider.engine.logprobs import Logprobs, StepLogprobs, gather_logprobs
-from outrider.engine.outputs import InFlightOutput, StepOutput
+from outrider.engine.outputs import (
+    InFlightOutput,
+    Logprobs,
+    StepLogprobs,
+    StepOutput,
+    gather_logprobs,
+)
 from outrider.engine.request import Request, check, check_fit, clip_shape
 from outrider.engine.request_state import RequestStatus, RequestTable
 from outrider.engine.scheduler import Scheduler

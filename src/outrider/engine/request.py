@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from outrider import arguments
-from outrider.engine.logprobs import Logprobs
+from outrider.engine.outputs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import CONTEXT, LENGTH, PLAIN, DraftShape, Inputs, LanguageModel

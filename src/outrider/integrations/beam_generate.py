@@ -17,7 +17,7 @@ from outrider.engine.beam_search.run import Hypothesis
 from outrider.engine.beam_search.step import State
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
-from outrider.integrations import attentions
+from outrider.integrations import generate_call
 from outrider.integrations.criteria import Criteria
 from outrider.integrations.generate_call import CallRows, requested
 from outrider.integrations.logits_processor_mapping import ids_of
@@ -84,7 +84,7 @@ def searched(
     engine: Engine,
     rows: CallRows,
     asked: BeamGenerate,
-    attention: Callable[[Tensor], attentions.Attentions],
+    attention: Callable[[Tensor], generate_call.Attentions],
 ) -> tuple[Result, Stats]:
     """Sequences [B * num_return_sequences, L], or transformers' output, and the statistics.
 

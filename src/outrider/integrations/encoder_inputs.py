@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import ConfigurationError
-from outrider.integrations.references import Ids, lists
-from outrider.integrations.windows import GenerateWindows
+from outrider.integrations.references import GenerateWindows, Ids, lists
 from outrider.models.config import read
 from outrider.models.seq2seq.input_modality import WindowInput, modality_of
 from outrider.types import Encoded, Inputs

@@ -2,20 +2,236 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
+import torch
 from transformers import PreTrainedModel
+from transformers import generation as hf
 
-from outrider import drafters, verifiers
+from outrider import arguments, drafters, verifiers
 from outrider.costs import Costs
+from outrider.drafters import models
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.recipes import COMMON, DrafterParts, DraftOptions
 from outrider.engine import speculation_policy as planners
 from outrider.engine.engine import Engine
-from outrider.integrations.drafts import beside, layers_of, translation
-from outrider.integrations.wrapped_models import driven
+from outrider.errors import ConfigurationError
+from outrider.keywords import CONFIGURED
+from outrider.models import (
+    TransformersRunner,
+    TreeDecoder,
+    heads,
+    layer_subset,
+    load_checks,
+    reads_more,
+    runner_of,
+    seq2seq,
+    sharing,
+    unsupported,
+)
+from outrider.models.calibrate import Setting
+from outrider.models.config import decoder_of, read
+from outrider.models.cross_tokenizer_model import TranslatedModel
+from outrider.models.layer_subset_source import (
+    LayerSubset,
+    LayerSubsetSource,
+)
+from outrider.models.model_lock import CONFIGURATION
+from outrider.models.sources import ModelSource, ShareEncoder
+from outrider.models.token_remap import VocabularyMap, vocabulary_map
+from outrider.models.tokenizer_files import read_tokenizer
 from outrider.types import LanguageModel
+
+# Models behind `generate`: checked once, and again after any change, their weights live.
+
+#: What a model was when it passed its check. Nothing here keeps a model alive.
+_CHECKED: WeakKeyDictionary[PreTrainedModel, tuple[object, ...]] = WeakKeyDictionary()
+
+
+def named(config: hf.GenerationConfig) -> dict[str, object]:
+    """Speculative keywords of a generation configuration.
+
+    transformers fills in its defaults before we are called, so a value equal to the default is
+    taken as not given.
+    """
+    defaults: dict[str, object] = hf.GenerationConfig._get_default_generation_params()
+    named = {name: read(config, name, object) for name in CONFIGURED}
+    return {name: value for name, value in named.items() if value != defaults.get(name)}
+
+
+def driven(model: PreTrainedModel, role: str, shares: bool = False) -> TreeDecoder:
+    """The model behind a runner of its own that reads its live weights.
+
+    Checked when it is first seen, and again after any change of its configuration. A draft that
+    `shares` attends to the states of the target's encoder.
+    """
+    name = "draft_model" if role == "draft" else "model"
+    if isinstance(model, (str, Path)):
+        raise ConfigurationError(
+            f"{name} must be a loaded model here; got {str(model)!r}; load it with "
+            "transformers' from_pretrained first"
+        )
+    unsupported.check_loaded(model, name, "one loaded model")
+    with CONFIGURATION:
+        text = decoder_of(model.config)
+        state = (model.device, model.dtype, text._attn_implementation, model.config.to_dict())
+        if _CHECKED.get(model) != state:
+            unsupported.check(model)
+            load_checks.paths(TreeDecoder(runner(model)), role)
+            _CHECKED[model] = state
+        return TreeDecoder(runner(model, shares))
+
+
+def runner(model: PreTrainedModel, shares: bool = False) -> TransformersRunner:
+    """What runs the model through its own forward."""
+    if reads_more(model.config):
+        return seq2seq.runner_of(model)(model, shares)
+    return runner_of(model)(model)
+
+
+# Draft models beside a target: loaded models, layers of the target itself, folders of layers or of
+# a head.
+
+Draft: TypeAlias = "PreTrainedModel | LayerSubset | str | Path"
+#: Outputs of one family are padded to multiples of at most this.
+_PADDING = 1024
+
+
+class _Cut(NamedTuple):
+    """A draft made of a target's own tensors."""
+
+    of: tuple[int, ...]  #: those tensors: another target, if they are replaced
+    model: PreTrainedModel
+    ids_K: torch.Tensor | None  #: the tokens that it proposes, if not all
+
+
+class _Head(NamedTuple):
+    """A head that borrows from a target."""
+
+    of: tuple[int, ...]  #: the target's tensors
+    model: LanguageModel
+
+
+#: Per target and folder. They borrow tensors, and keep no model alive.
+_HEADS: WeakKeyDictionary[PreTrainedModel, dict[str, _Head]] = WeakKeyDictionary()
+#: Per target and what was asked for. No weight is copied.
+_CUTS: WeakKeyDictionary[PreTrainedModel, dict[str, _Cut]] = WeakKeyDictionary()
+
+
+def translation(target: object, draft_tokenizer: object, draft: object) -> VocabularyMap | None:
+    """How a draft model with another tokenizer is translated; None if it has the target's."""
+    if draft_tokenizer is None:
+        return None
+    load_checks.draft_tokenizer(draft_tokenizer, models(draft))
+    if target is None:
+        raise ConfigurationError(
+            "a draft model's tokenizer is compared with the target's; got assistant_tokenizer= "
+            "(draft_tokenizer=) alone; pass tokenizer=..., too"
+        )
+    ours, theirs = (read_tokenizer(one) for one in (target, draft_tokenizer))
+    return vocabulary_map(ours, theirs)
+
+
+def beside(
+    target: TreeDecoder,
+    model: PreTrainedModel,
+    draft: Draft,
+    share: ShareEncoder = "auto",
+    words: VocabularyMap | None = None,
+) -> LanguageModel:
+    """A draft model over the target's tokens; its own are `words`, if they are others.
+
+    One family is padded differently: the target's law stays whole, ids unknown to the draft model
+    have draft probability 0. A draft whose encoder equals the target's attends to its states.
+    """
+    head = _head(target, model, draft) if isinstance(draft, (str, Path)) else None
+    if head is not None:
+        return head
+    if words is not None:
+        return _translated(target, model, draft, words)
+    if LayerSubsetSource.reads(draft):
+        if share is False and reads_more(model.config):
+            raise ConfigurationError(
+                "layers of the target read what its encoder made; got share_encoder=False; leave "
+                "it out"
+            )
+        return _cut(target, model, draft)
+    made = driven(draft, "draft", _shares(model, draft, share))
+    sizes = {"target": target.vocab_size, "draft": made.vocab_size}
+    if abs(sizes["target"] - sizes["draft"]) >= _PADDING:
+        load_checks.vocabulary(None, None, sizes)
+    return TreeDecoder(made.runner, target.vocab_size)
+
+
+def _translated(
+    target: TreeDecoder, model: PreTrainedModel, draft: Draft, words: VocabularyMap
+) -> TranslatedModel:
+    if LayerSubsetSource.reads(draft) or reads_more(model.config):
+        raise ConfigurationError(
+            "only draft models of text alone are translated, for targets of text alone; got "
+            f"draft_tokenizer={words.draft.name} with {arguments.shown(draft)}; leave it out, or "
+            "use a draft model with the target's tokenizer"
+        )
+    made = driven(draft, "draft")
+    return TranslatedModel(TreeDecoder(made.runner, words.draft.size), words, target.vocab_size)
+
+
+def layers_of(given: object, draft: object) -> object:
+    """`draft_layers` as the draft."""
+    if given is None:
+        return draft
+    if draft is not None:
+        raise ConfigurationError(
+            f"draft_layers makes a draft of the target; got {arguments.shown(draft)} as a draft "
+            "model, too; leave one of them out"
+        )
+    return LayerSubset(given)  # type: ignore[arg-type]
+
+
+def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
+    if not isinstance(draft, PreTrainedModel) or not draft.config.is_encoder_decoder:
+        return False  # a decoder alone always does, other things are refused
+    if not model.config.is_encoder_decoder or share is False:
+        return False
+    if share is True:
+        unsupported.check_widths(model.config, draft.config)
+        return True
+    return sharing.same_encoder(model, draft)
+
+
+def _head(target: TreeDecoder, model: PreTrainedModel, given: str | Path) -> LanguageModel | None:
+    """A head of the target, read once; None: another draft is meant."""
+    made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
+    key = str(given)
+    if key not in made or made[key].of != of:
+        setting = Setting(torch.get_num_threads(), str(model.dtype).removeprefix("torch."), False)
+        source = heads.source_of(given, ModelSource(model, "target"))
+        if source is None:
+            return None
+        driven = source.driven(setting, torch.device(model.device), target.vocab_size)
+        made[key] = _Head(of, driven)
+    return made[key].model
+
+
+def _cut(
+    target: TreeDecoder, model: PreTrainedModel, draft: LayerSubset | str | Path
+) -> TreeDecoder:
+    """Layers of the target as a model, put together once."""
+    made, of = _CUTS.setdefault(model, {}), tuple(map(id, model.parameters()))
+    key = str(draft if isinstance(draft, LayerSubset) else Path(draft).resolve())
+    if key not in made or made[key].of != of:
+        source = LayerSubsetSource(ModelSource(model, "target"), draft)
+        dtype = str(model.dtype).removeprefix("torch.")
+        small = source.model(dtype, torch.device(model.device))
+        if source.ids_K is not None:
+            layer_subset.trim(small, source.ids_K)
+        made[key] = _Cut(of, small, source.ids_K)
+    _, small, ids = made[key]
+    causal = TreeDecoder(runner(small, reads_more(small.config)), target.vocab_size)
+    causal.ids_K = None if ids is None else ids.to(small.device)
+    return causal
+
 
 #: What steps of a target cost, by what drafts beside it: measured in the first call.
 _COSTS: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Costs]] = WeakKeyDictionary()

@@ -10,16 +10,10 @@ from transformers import generation as hf
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from outrider.integrations import (
-    attentions,
-    beam_generate,
-    encoder_inputs,
-    references,
-)
+from outrider.integrations import beam_generate, encoder_inputs, generate_call, references
 from outrider.integrations.generate_call import CallRows, GenerateCall, GenerateResult
 from outrider.integrations.generate_setup import generate_setup
-from outrider.integrations.inputs import refuse
-from outrider.integrations.padding import left_padding
+from outrider.integrations.inputs import left_padding, refuse
 from outrider.models.config import read
 from outrider.stats import Stats
 
@@ -67,7 +61,7 @@ def decoded(
         width, more = asked.input_ids.shape[1], asked.model_kwargs
         wanted = wanted._replace(processors=processors)
         return beam_generate.searched(
-            engine, rows, wanted, lambda texts: attentions.of_text(model, texts, width, more)
+            engine, rows, wanted, lambda texts: generate_call.of_text(model, texts, width, more)
         )
     call = GenerateCall(
         engine,
@@ -89,7 +83,7 @@ def _output(model: PreTrainedModel, asked: GenerateInputs, made: GenerateResult)
     weights: dict[str, object] = {}
     if asked.config.output_attentions:
         width = asked.input_ids.shape[1]
-        weights = attentions.of_text(model, made.sequences, width, asked.model_kwargs)._asdict()
+        weights = generate_call.of_text(model, made.sequences, width, asked.model_kwargs)._asdict()
         encoded = asked.model_kwargs["encoder_outputs"]
         weights["encoder_attentions"] = read(encoded, "attentions", tuple)
     return GenerateEncoderDecoderOutput(**made._asdict(), **weights)

@@ -3,12 +3,17 @@
 Most families need nothing of their own: explicit positions, slots and masks are enough. An
 exception is one small file and one line here. An architecture that nobody has listed is tried the
 same way; the check at load decides, and the chain fallback is the last resort.
+
+A family of your own is driven by a class of yours once that is registered for its `model_type`: by
+`outrider.models.register("my_family", MyRunner)`, or by an entry point of the group
+`outrider.model_runners` of an installed package.
 """
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from outrider import lazy
+from outrider import arguments, lazy, plugins
+from outrider.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -64,29 +69,71 @@ SUPPORTED = frozenset(
     }
 )
 
-#: Families that need more than positions, slots and masks.
-EXCEPTIONS: Mapping[str, "type[TransformersRunner]"] = lazy.Registry(
-    {
-        "bloom": "outrider.models.alibi:BloomRunner",
-        "falcon": "outrider.models.alibi:FalconRunner",
-        "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
-        "moshi": "outrider.models.positions:MoshiRunner",
-        "mpt": "outrider.models.alibi:MptRunner",
-        "roformer": "outrider.models.positions:RoFormerRunner",
-        **dict.fromkeys(
-            (
-                "camembert",
-                "data2vec-text",
-                "roberta",
-                "roberta-prelayernorm",
-                "xlm-roberta",
-                "xlm-roberta-xl",
-                "xmod",
-            ),
-            "outrider.models.positions:OffsetPositionsRunner",
+_OWN = {
+    "bloom": "outrider.models.alibi:BloomRunner",
+    "falcon": "outrider.models.alibi:FalconRunner",
+    "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
+    "moshi": "outrider.models.positions:MoshiRunner",
+    "mpt": "outrider.models.alibi:MptRunner",
+    "roformer": "outrider.models.positions:RoFormerRunner",
+    **dict.fromkeys(
+        (
+            "camembert",
+            "data2vec-text",
+            "roberta",
+            "roberta-prelayernorm",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "xmod",
         ),
-    }
+        "outrider.models.positions:OffsetPositionsRunner",
+    ),
+}
+
+
+def _runner(given: object) -> "type[TransformersRunner]":
+    """What `register` and entry points may give: a class of runners."""
+    from outrider.models.hf import TransformersRunner
+
+    if isinstance(given, type) and issubclass(given, TransformersRunner):
+        return given
+    raise ConfigurationError(
+        "a model runner is a subclass of outrider.models.TransformersRunner; got "
+        f"{arguments.shown(given)}; give that class"
+    )
+
+
+PLUGINS = plugins.PluginGroup("outrider.model_runners", "model runner", _runner)
+#: Families that need more than positions, slots and masks, those of plug-ins among them.
+EXCEPTIONS: MutableMapping[str, "type[TransformersRunner]"] = lazy.Registry(
+    _OWN, lambda ours: PLUGINS.load(ours | SUPPORTED)
 )
+
+
+def register(model_type: str, runner: "type[TransformersRunner]") -> None:
+    """Drive models of this `model_type`, decoders of text alone, by a class of your own.
+
+    `outrider.testing.check_runner` says whether it does what a runner must. Raises
+    ConfigurationError for a family that has a runner, and for what is no class of runners.
+
+    >>> from outrider.models import TransformersRunner
+    >>> register("mine", TransformersRunner)
+    >>> EXCEPTIONS.pop("mine").__name__
+    'TransformersRunner'
+    """
+    read = _runner(runner)
+    PLUGINS.refuse_taken(model_type, {*SUPPORTED, *EXCEPTIONS})
+    EXCEPTIONS[model_type] = read
+
+
+def _registered(kind: str) -> "type[TransformersRunner] | None":
+    """The class of a family that has one of its own. Plug-ins are looked for last."""
+    if kind in SUPPORTED and kind not in _OWN:
+        return None
+    found = EXCEPTIONS.get(kind)
+    if found is None:
+        PLUGINS.refuse_broken(kind)
+    return found
 
 
 def adapt(
@@ -119,8 +166,9 @@ def adapt(
 
         if whisper.fits(model):
             return TreeDecoder(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
-    lean = on_cpu and not chain_only and not reads_more(model.config) and llama.fits(model)
-    if lean:
+    kind = model.config.model_type
+    ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
+    if on_cpu and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
         return TreeDecoder(LlamaRunner(model, packed, int8), vocab_size)
     made = (
         weight_packing.quantize_int8(model)
@@ -162,11 +210,12 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     kind = model.config.model_type
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
-    return EXCEPTIONS.get(kind, TransformersRunner)
+    return _registered(kind) or TransformersRunner
 
 
 __all__ = [
     "EXCEPTIONS",
+    "PLUGINS",
     "SUPPORTED",
     "ChainRunner",
     "LlamaRunner",
@@ -174,6 +223,7 @@ __all__ = [
     "TreeDecoder",
     "adapt",
     "reads_more",
+    "register",
     "runner_of",
 ]
 

@@ -28,18 +28,18 @@ tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds
 """
 
 from outrider.ops.backend import NAMES, Judge, chosen, dispatched, fused, use
-from outrider.ops.reference import beam, draws, filters, settling, walking
+from outrider.ops.reference import beam, draws, laws, walking
 from outrider.ops.reference.beam import Survivors
 from outrider.ops.reference.draws import greedily, largest, merit, perturbed
 from outrider.ops.reference.laws import draw, probs, residual, scaled, select, stack
 from outrider.ops.reference.walking import follow
 
 assisted = dispatched(walking.assisted)
-floors = dispatched(filters.floors)
+floors = dispatched(laws.floors)
 independent = dispatched(draws.independent)
 likely = dispatched(draws.likely)
 sample = dispatched(draws.sample)
-settle = dispatched(settling.settle)
+settle = dispatched(walking.settle)
 several = dispatched(draws.several)
 streams = dispatched(draws.streams)
 survivors = dispatched(beam.survivors)

@@ -1,15 +1,13 @@
 """`outrider serve`: OpenAI's API over a live batch. Needs the extra `server`.
 
-lanes    what drafts: one engine for each method that a request may name
-loop     one thread that owns the live batch; orders in, events out
-apart    that loop in a process of its own, behind a pipe
-decoding a loop over a model, and what is known of that model where bodies are read
-bodies   what requests may say
-orders   from what is said to what the engine is asked
-grammar  answers that follow a JSON schema, a regular expression or a grammar
-answers  events as choices, whole or in chunks
-desk     what reads bodies and writes answers, for HTTP and for files
-counts   what `/metrics` tells
-guard    keys, sizes and origins
-app      the routes
+app                  the routes (http_server runs them; middleware: keys, sizes and origins)
+protocol             what requests may say (messages, responses_bodies)
+request_parsing      from what is said to what the engine is asked (chat_prompts, grammar)
+serving              requests become answers, for HTTP and for files (batch_file)
+response_builder     events as choices, whole or in chunks (message_parser)
+engine_loop          one thread that owns the live batch; requests in, events out
+engine_process       that loop in a process of its own, behind a pipe
+engine_factory       a loop over a model, and what is known of that model (model_info)
+speculation_methods  what drafts: one engine for each method that a request may name
+metrics              what `/metrics` tells
 """

@@ -32,11 +32,10 @@ from outrider.server.protocol import (
     ErrorResponse,
     StreamOptions,
 )
-from outrider.server.request_handler import RequestHandler, running
 from outrider.server.request_parsing import RequestParser
 from outrider.server.responses_api import ResponseDraft, ResponseStore, ResponsesWriter
 from outrider.server.responses_bodies import ResponsesBody
-from outrider.server.serving import Events, Serving
+from outrider.server.serving import Events, RequestHandler, Serving, running
 from outrider.server.serving_transcription import (
     TranscriptionForm,
     TranscriptionHandler,

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.server.answer_grammar import Thought, ToolCalls, answer_grammar
 from outrider.server.errors import APIError
+from outrider.server.grammar import Thought, ToolCalls, answer_grammar
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import allowed
 from outrider.server.model_info import TextModelInfo

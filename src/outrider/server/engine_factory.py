@@ -5,20 +5,20 @@ from typing import NamedTuple
 
 import outrider
 from outrider.engine.engine_run import EngineRun
-from outrider.engine.logprobs import Logprobs
+from outrider.engine.outputs import Logprobs
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.models.prefix_cache import PrefixCache
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.server.engine_loop import EngineLoop
-from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
-from outrider.server.prompt_scores import LANE as SCORES
-from outrider.server.prompt_scores import PromptScores
-from outrider.server.speculation_methods import MethodRouter
-from outrider.server.transcription_runner import (
+from outrider.server.batch_runners import (
+    SCORES,
+    PromptScores,
     TranscriptionRequest,
     TranscriptionRunner,
 )
+from outrider.server.engine_loop import EngineLoop
+from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
+from outrider.server.speculation_methods import MethodRouter
 from outrider.speech.speech_model import WhisperModel
 from outrider.speech.transcriber import Transcription, transcription
 from outrider.text.speculator import Speculator

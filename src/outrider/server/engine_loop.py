@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
-from outrider.server.transcription_runner import (
+from outrider.server.batch_runners import (
     TranscriptionOutput,
     TranscriptionRequest,
 )

@@ -28,6 +28,7 @@ from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.models.cpu_kernels import build
+from outrider.server.batch_runners import TranscriptionRequest
 from outrider.server.engine_factory import EngineConfig, build_engine
 from outrider.server.engine_loop import (
     STILL_SECONDS,
@@ -43,7 +44,6 @@ from outrider.server.engine_loop import (
 )
 from outrider.server.grammar import vocabulary
 from outrider.server.model_info import ModelInfo, TextModelInfo
-from outrider.server.transcription_runner import TranscriptionRequest
 from outrider.text.speculator import Speculator
 
 PATIENCE = 120.0  #: seconds from its start that an engine waits for kernels being compiled

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.gemma_arguments import as_json
-from outrider.server.json_calls import Found, find
+from outrider.server.call_formats import Found, find, gemma_as_json
 from outrider.server.reasoning_parsers import ReasoningParser
 from outrider.server.tool_parsers import ToolParser
 
@@ -236,7 +235,7 @@ class MessageParser:
         end = self._rest.find(self._tools.closing)
         if end < 0 and not last:
             return False
-        self._grow(parts, as_json(self._take(len(self._rest) if end < 0 else end)))
+        self._grow(parts, gemma_as_json(self._take(len(self._rest) if end < 0 else end)))
         self._turn = self._closing
         return True
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
-from outrider.server.fields import Body
-from outrider.server.messages import MOST_TOOLS, Message, Text, Tool, ToolChoice, allowed
+from outrider.server.messages import MOST_TOOLS, Body, Message, Text, Tool, ToolChoice, allowed
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]

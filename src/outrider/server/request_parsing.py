@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from outrider.engine.logprobs import Logprobs
-from outrider.engine.outputs import StepOutput
+from outrider.engine.outputs import Logprobs, StepOutput
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.sampling.sampling_params import SamplingParams

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
-from outrider.server.fields import Body
-from outrider.server.messages import MOST_TOOLS, FunctionName, NamedFunction
+from outrider.server.messages import MOST_TOOLS, Body, FunctionName, NamedFunction
 from outrider.server.protocol import ChatCompletionRequest, Count, StreamOptions
 
 Status = Literal["in_progress", "completed", "incomplete"]

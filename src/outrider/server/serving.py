@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -13,26 +14,83 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from outrider.engine.outputs import StepOutput
+from outrider.server.batch_runners import SCORES
 from outrider.server.engine_loop import (
     Broken,
     EngineProtocol,
     EngineStoppedError,
+    OutputCallback,
     OutputEvent,
     PendingRequest,
     QueueFullError,
+    dispatch,
 )
 from outrider.server.errors import response, to_response
 from outrider.server.metrics import ServerMetrics
-from outrider.server.prompt_scores import LANE as SCORES
-from outrider.server.protocol import BaseRequest, StreamOptions
-from outrider.server.request_parsing import ChoiceState
+from outrider.server.protocol import (
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    StreamOptions,
+)
+from outrider.server.request_parsing import ChoiceState, RequestParser
 from outrider.server.response_builder import (
+    ChatFormat,
+    CompletionFormat,
     ResponseBuilder,
     append_output,
     padding,
     usage,
 )
+from outrider.server.token_formatter import TokenFormatter
 from outrider.text.results import TextBlock
+
+# Where requests become answers, whoever brings them: HTTP, or a file of requests.
+
+
+@dataclass(frozen=True)
+class RequestHandler:
+    """Reads bodies and writes answers for one model, and has what decodes for it."""
+
+    loop: EngineProtocol
+    orders: RequestParser
+    metrics: bool = True  #: whether answers have `metrics`
+
+    def choices(self, body: CompletionRequest | ChatCompletionRequest) -> list[ChoiceState]:
+        """What a body asks for. Raises Refusal, and the engine's own errors."""
+        orders = self.orders
+        return (
+            orders.chat(body)
+            if isinstance(body, ChatCompletionRequest)
+            else orders.completions(body)
+        )
+
+    def writer(self, body: CompletionRequest | ChatCompletionRequest) -> ResponseBuilder:
+        """What writes the answer to a body."""
+        form = ChatFormat() if isinstance(body, ChatCompletionRequest) else CompletionFormat()
+        known = self.orders.known
+        return ResponseBuilder(
+            form, body.model, known.fingerprint, TokenFormatter(known.tokenizer), self.metrics
+        )
+
+
+@asynccontextmanager
+async def running(loop: EngineProtocol, heard: OutputCallback = dispatch) -> AsyncIterator[None]:
+    """It decodes; `heard` has its events on this event loop's thread, once a turn."""
+    asynchronous = asyncio.get_running_loop()
+
+    def deliver(events: list[tuple[PendingRequest, OutputEvent]]) -> None:
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            asynchronous.call_soon_threadsafe(heard, events)
+
+    loop.deliver = deliver
+    loop.start()
+    try:
+        yield
+    finally:
+        loop.close()
+        await asyncio.to_thread(loop.join, 10)
+
 
 T = TypeVar("T")
 LATE = 1.0  #: seconds behind a deadline in which an engine that works has said so

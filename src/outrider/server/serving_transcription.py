@@ -16,6 +16,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outrider.errors import AudioError, OutriderError
+from outrider.server.batch_runners import (
+    SPEECH,
+    TranscriptionOutput,
+    TranscriptionRequest,
+)
 from outrider.server.engine_loop import (
     Broken,
     EngineProtocol,
@@ -28,11 +33,6 @@ from outrider.server.errors import APIError, response, to_response, unknown_mode
 from outrider.server.metrics import ServerMetrics
 from outrider.server.model_info import SpeechModelInfo
 from outrider.server.serving import unless_gone, within
-from outrider.server.transcription_runner import (
-    LANE,
-    TranscriptionOutput,
-    TranscriptionRequest,
-)
 from outrider.speech import audio
 from outrider.speech.audio import Samples
 from outrider.speech.formats import written
@@ -152,7 +152,7 @@ class TranscriptionHandler:
     async def _blocks(self, spoken: TranscriptionRequest, deadline: float) -> Blocks:
         """What is heard, as it comes. Raises what went wrong; ends what is left then."""
         inbox: asyncio.Queue[OutputEvent] = asyncio.Queue()
-        ticket = PendingRequest(LANE, spoken, inbox.put_nowait, deadline)
+        ticket = PendingRequest(SPEECH, spoken, inbox.put_nowait, deadline)
         try:
             self.loop.submit([ticket])
         except EngineStoppedError as error:

@@ -7,8 +7,7 @@ from pydantic import StrictBool, ValidationError, model_validator
 from outrider.errors import OutriderError
 from outrider.server.chat_prompts import chat_prompt
 from outrider.server.errors import APIError, rejected, unknown_model
-from outrider.server.fields import Body
-from outrider.server.messages import Message, Tool
+from outrider.server.messages import Body, Message, Tool
 from outrider.server.protocol import ChatCompletionRequest, Size
 from outrider.server.request_parsing import RequestParser
 from outrider.server.token_formatter import TokenFormatter

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import UnknownName
-from outrider.server.json_calls import CLOSING, OPENING
+from outrider.server.call_formats import CLOSING, OPENING
 
 #: `--tool-call-parser` and `--reasoning-parser` where nothing is to be read.
 NONE = "none"
@@ -29,10 +29,10 @@ class ToolParser:
     first     behind the opening, a blank in front of it or not
     before    in front of a function's name
     behind    between its name and its arguments
-    arguments how these are written: "json", or "gemma" (`outrider.server.gemma_arguments`)
+    arguments how these are written: "json", or "gemma" (`outrider.server.call_formats`)
     token     a special token that may stand in front of all and is not read
     signs     what chat templates have that write calls so: all of these regular expressions
-    found     calls that are not demanded are found by their first words (`json_calls`)
+    found     calls that are not demanded are found by their first words (`call_formats`)
     id_size   characters of the ids of calls; None: as OpenAI's
     """
 

@@ -1,17 +1,13 @@
 """Speech to text with Whisper: recordings in, transcripts out.
 
-audio         recordings as samples
-features      samples as what the encoder reads
-settings      what is asked for
-vocabulary    special tokens, languages, tasks
-prompt        what a window's text begins with
-windows       where windows begin and end
-pieces        a window's tokens as timed pieces of text
-fallback      whether a text will do, or another temperature is tried
-hearing       a Whisper model behind all this: states, languages
-decoding      windows as requests of one run
-words         when each word is said (with alignment)
-reference     text to copy from, window by window
-transcriber   recordings side by side
-result        what comes out (with formats)
+audio            recordings as samples
+settings         what is asked for, and which text is decoded again at another temperature
+vocabulary       special tokens, languages, tasks
+windows          what the encoder reads, and where windows begin and end (with vad)
+speech_model     a Whisper model behind all this: states, languages
+window_decoder   windows as requests of one run, or by beam search
+words            when each word is said
+captions         text to copy from, window by window
+transcriber      recordings side by side
+result           what comes out (with formats)
 """

@@ -8,15 +8,47 @@ from typing import Any
 
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, OutriderError
-from outrider.speech import audio, captions, prompt, speech_model, words
+from outrider.speech import audio, captions, speech_model, words
 from outrider.speech.audio import Recording
-from outrider.speech.reference_aligner import ReferenceAligner
+from outrider.speech.captions import ReferenceAligner
 from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
 from outrider.speech.settings import TranscribeSettings
 from outrider.speech.speech_model import WhisperModel
+from outrider.speech.vocabulary import Vocabulary
 from outrider.speech.window_decoder import WindowDecoder, WindowRequest, device_of
 from outrider.speech.windows import AudioWindow, DecodedWindow, WindowSource, opened
 from outrider.types import Inputs
+
+# What the decoder's text begins with: earlier text, language, task, and whether times come.
+
+
+def window_prompt(
+    words: Vocabulary,
+    language: str | None,
+    task: str,
+    timestamps: bool,
+    previous: Sequence[int] = (),
+    most_previous: int = 223,
+) -> tuple[list[int], int]:
+    """The prompt of a window, and the place of its start token.
+
+        [<|startofprev|> previous text] <|startoftranscript|> [<|en|> <|transcribe|>]
+        [<|notimestamps|>]
+
+    `previous` loses its beginning beyond `most_previous` tokens. Models without <|startofprev|>
+    are not told earlier text, English-only models neither language nor task.
+    """
+    ids: list[int] = []
+    if previous and words.previous_id is not None:
+        ids += [words.previous_id, *previous[-most_previous:]]
+    start = len(ids)
+    ids.append(words.start_id)
+    if words.multilingual:
+        assert language is not None, "a language is given or detected before"
+        ids += [words.languages[language], words.tasks[task]]
+    if not timestamps:
+        ids.append(words.no_timestamps_id)
+    return ids, start
 
 
 @dataclass(eq=False)
@@ -189,7 +221,7 @@ class Transcription(Iterator[Segment]):
 
     def _prompt(self, track: _RecordingState, window: AudioWindow) -> tuple[list[int], int]:
         """What a window's text begins with, and the place of its start token."""
-        return prompt.prompt(
+        return window_prompt(
             self._hearing.vocabulary,
             track.language,
             self._task,

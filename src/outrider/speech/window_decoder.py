@@ -6,24 +6,83 @@ The encoder's states of a window are kept until its text will do: no fallback he
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outrider.engine.beam_search.decode import admit
+from outrider.engine.beam_search import Beams
+from outrider.engine.beam_search.decode import admit, search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.step import State
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
-from outrider.engine.logprobs import Logprobs
+from outrider.engine.outputs import Logprobs
 from outrider.engine.request import Request, StopConditions, check
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.sampling.timestamps import Timestamps
-from outrider.speech import temperature_fallback
-from outrider.speech.beam_decoding import searched
-from outrider.speech.settings import TranscribeSettings
+from outrider.speech.settings import (
+    TranscribeSettings,
+    compression_ratio,
+    needs_fallback,
+    silent,
+)
 from outrider.speech.speech_model import WhisperModel
 from outrider.stats import RequestStats
 from outrider.types import Inputs
+
+# Windows by beam search, side by side: the best beam of each with its log-probabilities.
+#
+# A beam's score counts what penalties and bans have left of the law without making it a law again.
+# Whether a text will do is judged as for other texts: by the law of what is allowed.
+
+
+class Found(NamedTuple):
+    """A window's best beam."""
+
+    tokens: list[int]
+    logprobs: list[float]  #: at temperature 1, of the law of what is allowed
+    watched_V: Tensor | None  #: logits behind the watched place of the prompt
+    stats: RequestStats
+
+
+class _AllowedTokens:
+    """For every step of every window, how probable all that is allowed was behind each beam."""
+
+    def __init__(self, rows: int) -> None:
+        self.steps: list[list[Tensor]] = [[] for _ in range(rows)]
+
+    def __call__(self, row: int, state: State, logs_WV: Tensor) -> None:
+        """Log-probabilities [W] of all that is allowed."""
+        self.steps[row].append(torch.logsumexp(logs_WV, -1))
+
+    def along(self, row: int, beams: Sequence[int]) -> list[float]:
+        """Of the beams that a text went on from."""
+        table = torch.stack(self.steps[row][: len(beams)]).tolist()
+        return [line[beam] for line, beam in zip(table, beams, strict=True)]
+
+
+def searched(
+    engine: Engine, requests: Sequence[Request], beams: Beams, pace: LookaheadDepth
+) -> list[Found]:
+    """The best beam of each request. Calls are shared: each is told all of them as its steps.
+
+    `pace` knows how far ahead it pays to score; it learns from one search for the next.
+    """
+    allowed = _AllowedTokens(len(requests))
+    found = search(engine.target, engine.drafter, requests, beams, pace=pace, observe=allowed)
+    done = []
+    for row, (best, *_) in enumerate(found.hypotheses):
+        stats = RequestStats(
+            prompt_tokens=len(requests[row].prompt),
+            new_tokens=len(best.token_ids),
+            steps=found.counts.calls,
+        )
+        stats.seconds = found.seconds
+        given = allowed.along(row, best.beams)
+        logprobs = [own - all_ for own, all_ in zip(best.logprobs, given, strict=True)]
+        done.append(Found(best.token_ids, logprobs, found.watched[row], stats))
+    return done
 
 
 @dataclass(frozen=True)
@@ -205,9 +264,9 @@ class WindowDecoder:
         spoken = tuple(tokens[:-1] if tokens[-1:] == [end] else tokens)
         text = self.hearing.text(spoken)
         limits, silence = self.settings.thresholds, job.no_speech_prob
-        ratio = temperature_fallback.compression_ratio(text) if text else 0.0
+        ratio = compression_ratio(text) if text else 0.0
         more = job.level + 1 < len(self.settings.temperatures)
-        if more and temperature_fallback.needs_fallback(limits, ratio, logprob, silence):
+        if more and needs_fallback(limits, ratio, logprob, silence):
             job.level += 1
             self._try(job)
             return False
@@ -219,7 +278,7 @@ class WindowDecoder:
             logprob,
             ratio,
             silence,
-            temperature_fallback.silent(limits, silence, logprob),
+            silent(limits, silence, logprob),
         )
         return True
 

@@ -1,13 +1,17 @@
-"""Tests for authors of drafters and rules: what each must do, run on a tiny pair without any file.
+"""Tests for authors of drafters, rules and model runners: what each must do, without any file.
 
-    from outrider.testing import check_drafter, check_verifier
+    from outrider.testing import check_drafter, check_runner, check_verifier
     check_drafter(lambda model: MyDrafter(model))
     check_verifier(MyRule())
+    check_runner(MyRunner, a_tiny_model_of_my_family)
 
 Needs no test framework; inside one, run the CHECKS one by one.
 """
 
-from outrider.testing import checks, rule_checks, source_checks
+from transformers import PreTrainedModel
+
+from outrider.models import TransformersRunner
+from outrider.testing import checks, rule_checks, runner_checks, sourced
 from outrider.testing.case import CHECKS, SETTINGS, Case, Check, Maker
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
@@ -49,6 +53,23 @@ def check_verifier(rule: Verifier) -> None:
     rule_checks.check_rule(rule)
 
 
+def check_runner(runner: type[TransformersRunner], model: PreTrainedModel) -> None:
+    """Run every check on a class of model runners, with a model of its family: a second or two.
+
+    `model` is a decoder in float32 on the CPU, of a few small layers with random weights, at least
+    32 tokens and 64 positions; one with windows has them at most 8 wide, so that the texts reach
+    past them. Trees (chains, for a runner whose `trees` is False) score as the model's own forward
+    scores their paths, over rows of different lengths and after a path was kept; text that is
+    drafted is plain decoding's; and the model is left as it was.
+
+    Raises AssertionError that names the check, or UnsupportedModel where the model cannot be run.
+
+    >>> from outrider.models import TransformersRunner
+    >>> check_runner(TransformersRunner, llama())
+    """
+    runner_checks.check_runner(runner, model)
+
+
 __all__ = [
     "CHECKS",
     "FAMILIES",
@@ -63,6 +84,7 @@ __all__ = [
     "Restless",
     "begun",
     "check_drafter",
+    "check_runner",
     "check_verifier",
     "checks",
     "decode",
@@ -73,7 +95,8 @@ __all__ = [
     "pair",
     "perturbed",
     "rule_checks",
-    "source_checks",
+    "runner_checks",
+    "sourced",
     "sources",
     "text_law",
 ]

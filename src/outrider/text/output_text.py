@@ -1,10 +1,11 @@
 """One text as it grows from blocks of tokens: words, stop strings, log-probabilities."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import StepOutput
-from outrider.text.results import TextBlock
+from outrider.text.results import Completion, Generation, TextBlock
 from outrider.text.stop import Stop
 from outrider.text.tokens import Detokenizer
 from outrider.types import Tokenizer
@@ -96,3 +97,56 @@ class IncrementalText:
     def _before_stop(self, ids: list[int], reason: str | None) -> list[int]:
         """What becomes text: all but the stop token that ended the row, special or not."""
         return ids[:-1] if reason == "stop" and ids[-1:] and ids[-1] in self.stop_ids else ids
+
+
+# Blocks of text as they are decoded.
+
+
+class Stream(Iterator[TextBlock]):
+    """Blocks of text as they are decoded. Stopping to iterate early loses nothing."""
+
+    def __init__(self, run: EngineRun, answers: Sequence[IncrementalText]) -> None:
+        self.run, self._answers = run, answers
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def drain(self) -> None:
+        """Decode to the end. Rows without stop strings become text once, not block by block."""
+        try:
+            for block in self.run:
+                answer = self._answers[block.row]
+                if answer.watched:
+                    self._cut(answer, answer.absorb(block))
+                else:
+                    answer.keep(block.token_ids, block.logprobs)
+        finally:  # an interrupted call has the text of its tokens, too
+            for answer, reason in zip(self._answers, self.run.reasons, strict=True):
+                if not answer.watched:
+                    answer.catch_up(reason)
+
+    def __next__(self) -> TextBlock:
+        block = next(self.run)
+        answer = self._answers[block.row]
+        return self._cut(answer, answer.absorb(block))
+
+    def _cut(self, answer: IncrementalText, block: TextBlock) -> TextBlock:
+        """End the row of an answer that a stop string has ended."""
+        if answer.stopped:
+            self.run.end(block.row, "stop", keep=len(answer.tokens))
+        return block
+
+    def result(self) -> Generation:
+        """Completions so far; a request that is still running has finish_reason "running"."""
+        run = self.run
+        done = [
+            Completion(
+                answer.text,
+                list(answer.tokens),  # the stream may go on
+                reason or "running",
+                stats,
+                None if answer.logprobs is None else list(answer.logprobs),
+            )
+            for answer, reason, stats in zip(self._answers, run.reasons, run.requests, strict=True)
+        ]
+        return Generation(done, run.stats)

@@ -36,13 +36,13 @@ PLUGINS = plugins.PluginGroup("outrider.verifiers", "rule", _rule)
 #: Rules by name, with the usual values of their options; imported when they are looked up.
 _HOMES = {
     "match": "outrider.verifiers.match:Match()",
-    "coupled": "outrider.verifiers.coupled:COUPLED",
+    "coupled": "outrider.verifiers.match:COUPLED",
     "rejection": "outrider.verifiers.rejection:Rejection()",
     "non_iterative": "outrider.verifiers.non_iterative:NonIterative()",
     "block": "outrider.verifiers.block:BlockVerifier()",
     "traversal": "outrider.verifiers.traversal:Traversal()",
     "hub": "outrider.verifiers.hub:HubVerifier()",
-    "multi_round": "outrider.verifiers.multi_round:MULTI_ROUND",
+    "multi_round": "outrider.verifiers.rejection:MULTI_ROUND",
     "kseq": "outrider.verifiers.kseq:KSeq()",
     "otm": "outrider.verifiers.otm:Otm()",
     "lenience": "outrider.verifiers.lenience:Lenience()",

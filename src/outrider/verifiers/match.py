@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import tree_walk
+from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.sibling_draws import SiblingLevel
 
 
@@ -57,3 +58,13 @@ def _judge(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
         here = here.scatter(-1, token, torch.where(there, 0.0, mass))
     total = here.sum(-1, keepdim=True)
     return tree_walk.judgement(favour, against, here / torch.where(total > 0, total, 1.0))
+
+
+# Coupled sampling: the target's own Gumbel-max draw decides, the draft shared its noise.
+#
+# The same rule as `match` (Daliri, Musco and Suresh 2025), restricted to placed and coupled
+# children so that a run which asks for it by name cannot be given a drafter that draws with noise
+# of its own: `match` would stay exact there but accept only sum p q. Of single coupled drafts it
+# accepts sum_x 1 / sum_v max(p_v/p_x, q_v/q_x), between (1 - TV) / (1 + TV) and 1 - TV.
+
+COUPLED = AliasedVerifier("coupled", Match(), frozenset({DrawKind.FIXED, DrawKind.COUPLED}))

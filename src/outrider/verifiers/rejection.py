@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain, tree_walk
+from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.sibling_draws import SiblingLevel, pick
 
 
@@ -53,3 +54,17 @@ class Rejection:
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""
         return tree_walk.walked(verify, draft, scores)
+
+
+# Multi-round rejection (SpecInfer, Miao et al. 2024): i.i.d. children, one rejection test each.
+#
+#     p^1 = p;  accept X_k iff u q(X_k) < p^k(X_k);  else p^{k+1} = norm((p^k - q)+)
+#
+# It is `rejection` on children drawn with replacement, under the name of its paper and restricted
+# to the drafts of its paper, so that benchmarks can name it. A token that was refused once has
+# p^{k+1}(X_k) = 0, so a repeated draw is refused for sure; but it must be played, because it takes
+# its share from the residual: merged paths keep their multiplicity.
+
+MULTI_ROUND = AliasedVerifier(
+    "multi_round", Rejection(), frozenset({DrawKind.FIXED, DrawKind.WITH})
+)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters import ReferenceLookup
-from outrider.engine.beam_search.prefix import Prefix
-from outrider.engine.beam_search.scorer import PrefixScorer
+from outrider.engine.beam_search.scorer import Prefix, PrefixScorer
 from outrider.engine.beam_search.step import DEAD, Rules, State, step
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import inference

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,6 @@ from outrider.engine.beam_search.candidate_sources import (
     NoCandidates,
     OfferedCandidates,
 )
-from outrider.engine.beam_search.logits_processing import shaper
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.run import (
     BeamSearch,
@@ -27,13 +27,81 @@ from outrider.engine.beam_search.run import (
     Observe,
     SearchCounts,
 )
-from outrider.engine.beam_search.scorer import NARROW, PrefixScorer, Shaper
+from outrider.engine.beam_search.scorer import NARROW, Prefix, PrefixScorer, Shaper
 from outrider.engine.beam_search.step import Rules
 from outrider.engine.request import Request, check, source_ids
 from outrider.errors import ConfigurationError
-from outrider.sampling import logits_processors
-from outrider.sampling.sampling_params import fresh_seed
-from outrider.types import Drafter, Inputs, LanguageModel
+from outrider.row_params import SamplingRows, Shaping
+from outrider.sampling import logits_processors, sampling_params
+from outrider.sampling.sampling_params import SamplingParams, fresh_seed
+from outrider.tree import chain
+from outrider.types import Context, Drafter, Inputs, LanguageModel
+
+# Penalties, bans and processors of a request in a beam search: on log-probabilities, as
+# transformers applies them there, where sampling applies them to logits.
+
+
+def shaper(
+    settings: SamplingParams,
+    prompt: Sequence[int],
+    stops: Sequence[int],
+    vocab: int,
+    device: torch.device | str,
+    end: int,
+    source: Sequence[int] = (),
+) -> Shaper | None:
+    """What a request asks to be done to log-probabilities; None if it asks for nothing.
+
+    `settings` are admitted (`logits_processors.validate`), `end` is the length at which texts end,
+    `source` the ids that an encoder has read. A temperature above 0 means beams that are drawn:
+    temperature and filters act then, too.
+    """
+    built = logits_processors.build(
+        [settings], [prompt], [stops], vocab, device, ends=[end], sources=[source]
+    )
+    drawn = settings.temperature > 0
+    if built is None and not drawn:
+        return None
+    plain, root = sampling_params.rows([settings], device), chain(0, device)
+
+    @lru_cache(maxsize=4)
+    def rows(count: int) -> tuple[SamplingRows, Shaping | None]:
+        """The settings of so many beams."""
+        every = [0] * count
+        return plain.take(every), None if built is None else built.take(every)
+
+    def shape(texts: Sequence[Prefix], logs_WV: Tensor) -> Tensor:
+        own, many = rows(len(texts))
+        logs_W1V = logs_WV[:, None]
+        if many is not None:
+            tokens_BL = torch.tensor([text.tokens() for text in texts], device=logs_WV.device)
+            length = tokens_BL.shape[1]
+            context = Context(
+                tokens_BL,
+                torch.full((len(texts),), length, device=logs_WV.device),
+                length,
+                own,
+            )
+            logs_W1V = logits_processors.apply(logs_W1V, many, context, tokens_BL[:, -1:], root)
+        if drawn:
+            logs_W1V = _warped(logs_W1V, own, len(stops) + 1)
+        return logs_W1V[:, 0]
+
+    return shape
+
+
+def _warped(logs_W1V: Tensor, rows: SamplingRows, least: int) -> Tensor:
+    """At a temperature, without what filters leave out.
+
+    The `least` best tokens stay in: a beam goes on whatever stop tokens it may end with.
+    """
+    laws = sampling_params.warp(logs_W1V, rows)
+    warped = logs_W1V * laws.inverse_temperature_B[:, None, None]
+    if laws.floor_BR is None:
+        return warped
+    best_W1K = logs_W1V.topk(min(least, logs_W1V.shape[-1]), -1)[0]
+    floor_W11 = torch.minimum(laws.floor_BR[..., None], best_W1K[..., -1:])
+    return warped.masked_fill(logs_W1V < floor_W11, -torch.inf)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from outrider.engine.beam_search.candidate_sources import (
     NoCandidates,
 )
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.prefix import Prefix
-from outrider.engine.beam_search.scorer import PrefixScorer
+from outrider.engine.beam_search.scorer import Prefix, PrefixScorer
 from outrider.engine.beam_search.step import (
     DEAD,
     Close,

@@ -4,7 +4,7 @@ A text's slot is any free one; what it sees are the slots of the texts it begins
 reordered or copied when beams change: slots of texts that no beam goes on from are free again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -13,10 +13,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.beam_search.prefix import Prefix, chain
 from outrider.errors import CapacityError
 from outrider.models.prefill import behind, inference, ingest, width
 from outrider.types import Cache, Inputs, LanguageModel, Nodes
+
+# Texts that share their beginnings: each is a parent and one more token.
+
+
+class Prefix:
+    """A text that is its parent's text and one more token; the same text is the same object.
+
+    >>> root = Prefix(None, 7)
+    >>> root.child(5).child(6) is root.child(5).child(6), root.child(5).tokens()
+    (True, [7, 5])
+    """
+
+    __slots__ = ("children", "length", "parent", "token")
+
+    def __init__(self, parent: "Prefix | None", token: int, length: int = 1) -> None:
+        self.parent, self.token, self.length = parent, token, length
+        self.children: dict[int, Prefix] = {}
+
+    def child(self, token: int) -> "Prefix":
+        """This text and one more token."""
+        known = self.children.get(token)
+        if known is None:
+            known = self.children[token] = Prefix(self, token, self.length + 1)
+        return known
+
+    def upwards(self) -> Iterator["Prefix"]:
+        """This text, its parent, and so on to the root."""
+        node: Prefix | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def tokens(self) -> list[int]:
+        """All tokens, the root's first."""
+        return [node.token for node in self.upwards()][::-1]
+
+
+def chain(prompt: Sequence[int]) -> Prefix:
+    """A prompt as one text; its tokens have no other children."""
+    node = Prefix(None, prompt[0])
+    for token in prompt[1:]:
+        node = node.child(token)
+    return node
+
 
 #: What penalties and bans make of the log-probabilities [W, V] that follow W texts of one length.
 Shaper = Callable[[Sequence[Prefix], Tensor], Tensor]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.beam_search.beams import Beams
-from outrider.engine.beam_search.prefix import Prefix
+from outrider.engine.beam_search.scorer import Prefix
 
 DEAD = -1.0e9  #: the score of a beam that is none
 BLOCK = 64  #: values of a block in `largest`

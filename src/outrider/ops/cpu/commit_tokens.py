@@ -1,6 +1,6 @@
 """What a step emits, for a few rows on a CPU: Python's integers instead of small tensors.
 
-Equal to `outrider.ops.reference.settling`.
+Equal to `outrider.ops.reference.walking`.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 
 from outrider.ops.cpu import host_tables
 from outrider.ops.cpu.law_slices import Array, weights_of
-from outrider.ops.reference import settling as reference
+from outrider.ops.reference import walking
 from outrider.types import (
     FAULT,
     RUNNING,
@@ -40,7 +40,7 @@ class _CommittedRow(NamedTuple):
 def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTensors:
     """The tokens of a step and why rows end."""
     if ends.length_B.shape[0] > _FEW_ROWS:
-        return reference.settle(draft, scores, verdict, ends)
+        return walking.settle(draft, scores, verdict, ends)
     rows = [_CommittedRow(*row) for row in zip(*(table.tolist() for table in ends), strict=True)]
     counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()

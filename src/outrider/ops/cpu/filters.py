@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.ops.reference.filters import floors as reference_floors
-from outrider.ops.reference.filters import least, partial, unscaled
+from outrider.ops.reference.laws import floors as reference_floors
+from outrider.ops.reference.laws import least, partial, unscaled
 from outrider.row_params import SamplingRows
 
 Array = np.ndarray[Any, np.dtype[Any]]

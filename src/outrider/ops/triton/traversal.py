@@ -23,8 +23,16 @@ from outrider.ops.triton import chain, noise
 from outrider.ops.triton.chain import draft_sums
 from outrider.ops.triton.launch import LOOPS, block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.law_slices import law, row_stats, side_of, slices_of
-from outrider.ops.triton.residual import drawn_at, left_over
-from outrider.ops.triton.residual_race import EMPTY, FIXED, WITHOUT, Race, race_of, run_race
+from outrider.ops.triton.residual_race import (
+    EMPTY,
+    FIXED,
+    WITHOUT,
+    Race,
+    drawn_at,
+    left_over,
+    race_of,
+    run_race,
+)
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 

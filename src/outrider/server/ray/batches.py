@@ -8,7 +8,7 @@ import numpy as np
 import ray
 import ray.data
 
-from outrider.server import offline
+from outrider.server import batch_file
 from outrider.server.batch_file import BatchLine, Row
 from outrider.text.speculator import Speculator
 
@@ -25,7 +25,7 @@ class Worker:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Rows for lines."""
         wanted = [BatchLine(*json.loads(one)) for one in batch["wanted"]]
-        rows = offline.answers(self._speculator, *self._how, wanted)
+        rows = batch_file.answers(self._speculator, *self._how, wanted)
         return {"row": np.array([json.dumps(row) for row in rows], dtype=object)}
 
 
@@ -37,7 +37,7 @@ def answers(
     wanted: Iterable[BatchLine],
     workers: int,
 ) -> Iterator[Row]:
-    """As `offline.answers`, by `workers` processes of the cluster that RAY_ADDRESS names.
+    """As `batch_file.answers`, by `workers` processes of the cluster that RAY_ADDRESS names.
 
     Without one a cluster of this machine alone is started. Lines whose worker dies are answered by
     another: a row may come twice, and is the same then, but for lines without a seed.

@@ -7,14 +7,31 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from outrider.loading import load
 from outrider.server.app import ServerConfig, build_app
 from outrider.server.middleware import Message
 from outrider.server.ray.asgi_call import Header, asked
 from outrider.server.ray.ingress import Ingress
-from outrider.server.ray.router import PrefixRouter
-from outrider.server.request_handler import running
+from outrider.server.ray.routing import ranked
+from outrider.server.serving import running
+
+# Serve's choice of a replica, by `routing`.
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """By the key of a request; when that replica is full, the next one."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Replicas in the order in which they are asked."""
+        by_name = {str(one.replica_id): one for one in candidate_replicas}
+        told = "" if pending_request is None else pending_request.kwargs.get("key", "")
+        return [[by_name[name]] for name in ranked(told, list(by_name))]
 
 
 class ReplicaConfig(BaseModel):

@@ -9,9 +9,9 @@ from outrider.bench.prompts import read_rows
 from outrider.engine.batch import encoded
 from outrider.errors import ConfigurationError
 from outrider.speech.audio import look
-from outrider.speech.feature_extractor import frames
-from outrider.speech.prompt import prompt
 from outrider.speech.speech_model import one_row
+from outrider.speech.transcriber import window_prompt
+from outrider.speech.windows import frames
 from outrider.text.prompts import PromptEncoder
 from outrider_lab.recordings import KINDS
 from outrider_lab.tasks import prompts as shipped
@@ -97,7 +97,7 @@ def _heard(pair: Speculator, row: dict[str, str]) -> Request:
     assert hearing is not None, "it is a Whisper"
     samples = look(Path(row["recording"]), 0, None, hearing.rate).read(hearing.rate)
     window = frames(hearing.extractor, samples).window(0, hearing.frames)
-    ids, _ = prompt(hearing.vocabulary, row["language"], "transcribe", timestamps=False)
+    ids, _ = window_prompt(hearing.vocabulary, row["language"], "transcribe", timestamps=False)
     return Request(ids, inputs=encoded(target, [one_row(window, target.device)]))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench import machine, terminal
+from outrider.bench import machine, progress
 from outrider.certify.report import Row as Row
 from outrider.errors import ConfigurationError
 from outrider.shipped import CORRECTOR, is_shipped
@@ -75,7 +75,7 @@ class Store:
                 writer.writerows(rows)
 
 
-console = terminal.console()
+console = progress.console()
 if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 

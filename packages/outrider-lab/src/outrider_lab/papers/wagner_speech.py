@@ -20,9 +20,9 @@ from outrider.models.sources import ModelSource
 from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import WHISPER_DRAFT, shipped
 from outrider.speech.audio import look
-from outrider.speech.feature_extractor import frames
-from outrider.speech.prompt import prompt
 from outrider.speech.speech_model import WhisperModel, opened
+from outrider.speech.transcriber import window_prompt
+from outrider.speech.windows import frames
 from outrider_lab.papers.score import word_errors
 from outrider_lab.papers.wagner_pairs import WagnerPair, WagnerPrompt, weights
 from outrider_lab.recordings import SpokenText
@@ -90,7 +90,7 @@ def _prompt(hearing: WhisperModel, spoken: SpokenText, language: str | None) -> 
     sound = frames(hearing.extractor, recording.read(hearing.rate))
     model = hearing.model
     features = sound.window(0, hearing.frames)[None].to(model.device, model.dtype)
-    ids, _ = prompt(hearing.vocabulary, language, "transcribe", timestamps=False)
+    ids, _ = window_prompt(hearing.vocabulary, language, "transcribe", timestamps=False)
     arguments: dict[str, Any] = {
         "input_features": features,
         "decoder_input_ids": torch.tensor([ids], device=model.device),

@@ -1,0 +1,118 @@
+"""What every model runner must do, on a tiny model of its family."""
+
+import copy
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider import verifiers
+from outrider.drafters import DraftModel, Root
+from outrider.engine.engine import Engine
+from outrider.engine.request import StopConditions
+from outrider.models import TransformersRunner, TreeDecoder, load_checks
+from outrider.models.prefill import ingest
+from outrider.models.tree_inputs import of_tree
+from outrider.sampling.sampling_params import SamplingParams
+from outrider.testing.case import expect
+from outrider.tree import from_parents
+from outrider.types import Drafter
+
+CAPACITY = 128
+#: A tree, or a chain where nodes may not branch, and what four rows keep of it in the first round.
+_TREE = ([-1, 0, 0, 1, 1, 2, 3, 5], [[1, 3, 6], [2, 5, -1], [-1, -1, -1], [1, 4, -1]])
+_CHAIN = ([-1, 0, 1, 2], [[1, 2, 3], [1, 2, -1], [-1, -1, -1], [1, -1, -1]])
+
+
+def check_runner(runner: type[TransformersRunner], model: PreTrainedModel) -> None:
+    """Run every check on a class of runners."""
+    expect(
+        isinstance(runner, type) and issubclass(runner, TransformersRunner),
+        f"a runner is a subclass of outrider.models.TransformersRunner; got {runner!r}",
+    )
+    tokens_1Q = load_checks.ordinary(torch.arange(20) * 7, TreeDecoder(runner(model)).vocab_size)
+    before = _own_logits(model, tokens_1Q[None])
+    target = TreeDecoder(runner(model))
+    load_checks.paths(target, "checked")
+    worst = ragged_trees(model, target)
+    expect(worst < 1e-4, f"ragged trees: logits are {worst:.2g} away from the model's own")
+    shared_noise_text(target, TreeDecoder(runner(perturbed_copy(model))))
+    same = torch.equal(before, _own_logits(model, tokens_1Q[None]))
+    expect(same, "the model is as it was: its own forward gives other logits after the runner's")
+
+
+@torch.inference_mode()
+def _own_logits(model: PreTrainedModel, tokens_1Q: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=tokens_1Q, use_cache=False).logits
+    return logits
+
+
+@torch.inference_mode()
+def ragged_trees(model: PreTrainedModel, target: TreeDecoder) -> float:
+    """The largest difference of a tree's logits from the model's own forward of its paths.
+
+    Four rows of different lengths and two rounds, with a path that is kept between them.
+    """
+    parents, kept = _TREE if target.trees else _CHAIN
+    tree, random = from_parents(parents), torch.Generator().manual_seed(1)
+    length = torch.tensor([21, 9, 15, 12])
+
+    def drawn(*size: int) -> torch.Tensor:
+        numbers = torch.randint(0, 1 << 20, size, generator=random)
+        return load_checks.ordinary(numbers, target.vocab_size)
+
+    texts = [drawn(int(count)) for count in length]
+    tokens = torch.zeros(4, CAPACITY, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+    cache = target.open(4, CAPACITY)
+    ingest(target, cache, tokens, int(length.max()))
+    leaves = sorted(set(range(len(parents))) - set(parents))
+    worst = 0.0
+    for path in (kept, [[-1] * 3] * 4):
+        drafted = drawn(4, tree.nodes)
+        scores = target.forward(cache, of_tree(drafted, tree, length, CAPACITY)).logits_BQV
+        for row in range(4):
+            for leaf in leaves:
+                nodes = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
+                whole = torch.cat([texts[row], drafted[row, nodes]])[None]
+                own = _own_logits(model, whole)[0, len(texts[row]) :, : target.vocab_size]
+                worst = max(worst, float((scores[row, nodes] - own).abs().max()))
+        accepted = torch.tensor(path)
+        cache.keep(length, accepted)
+        for row in range(4):
+            nodes = torch.tensor([0, *[node for node in path[row] if node >= 0]])
+            texts[row] = torch.cat([texts[row], drafted[row, nodes]])
+        length = length + (accepted >= 0).sum(1) + 1
+    return worst
+
+
+def perturbed_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with a little noise on its matrices: a draft model that often agrees."""
+    other, random = copy.deepcopy(model), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.dim() > 1:
+                parameter += 0.01 * torch.randn(parameter.shape, generator=random)
+    return other
+
+
+def shared_noise_text(target: TreeDecoder, draft: TreeDecoder) -> None:
+    """Two ragged rows, chain and tree: the text is plain decoding's, and drafts are accepted."""
+    prompts = [[5, 9, 11, 4, 7, 8, 3, 12, 6, 10], [13, 2, 9]]
+    how = [SamplingParams(0.8, seed=11), SamplingParams(1.0, top_k=40, seed=12)]
+
+    def text(drafter: Drafter) -> tuple[list[list[int]], float]:
+        run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, StopConditions(14))
+        out: list[list[int]] = [[], []]
+        for block in run:
+            out[block.row] += block.token_ids
+        return out, run.stats.mean_acceptance_length
+
+    plain, _ = text(Root())
+    for counts in ((1, 1, 1), (2, 2)) if target.trees else ((1, 1, 1),):
+        fast, accepted = text(DraftModel(draft, counts, coupled=True))
+        expect(fast == plain, f"drafted text {counts} is plain decoding's: {fast} and {plain}")
+        expect(accepted > 1, f"some of the drafts {counts} are accepted")
+
+
+__all__ = ["check_runner", "perturbed_copy", "ragged_trees", "shared_noise_text"]
