@@ -127,6 +127,10 @@ class LoadConfig:
     draft_tokenizer: "Tokenizers | None" = None
     """The draft model's tokenizer, or its path; None: the one beside the draft model."""
 
+    lora_modules: "Mapping[str, str | Path] | None" = None
+    """LoRA adapters of the target by name, folders of peft: each request may have one
+    (docs/adapters.md)."""
+
     share_encoder: bool | Literal["auto"] = "auto"
     """Whether a draft attends to the target's encoder; "auto": if the two are equal."""
 
@@ -154,6 +158,7 @@ OPTIONS = tuple(field.name for field in fields(LoadConfig))
 #: Those that say which target runs, and how: what a loaded model's `generate` cannot be told.
 RUNTIME = (
     "target",
+    "lora_modules",
     "dtype",
     "draft_dtype",
     "device",

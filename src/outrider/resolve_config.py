@@ -126,6 +126,8 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
     cut = config.tensor_parallel
     group = None if cut is None else distributed.join(cut, config.device)
     first = seen(target, group, config.trust_remote_code)
+    if config.lora_modules is not None:
+        first.serve(config.lora_modules)
     sources = _sources(first, drafters.models(draft), config.share_encoder)
     place = _place(sources, config.device)
     tokenizer = _tokenizer(first, config.tokenizer)

@@ -29,6 +29,15 @@ Draft = Annotated[
         help="Draft model: path, hub name or draft folder. Default: shipped, if the target is.",
     ),
 ]
+LoraModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora-modules",
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter of the target that requests may name; may be repeated "
+        "(docs/adapters.md).",
+    ),
+]
 DraftLayers = Annotated[
     str | None,
     typer.Option(help="Decoder layers of the target itself as the draft model, e.g. 0,5."),
@@ -238,6 +247,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 #: How each field of `LoadConfig` is typed.
 TYPED: dict[str, Any] = {
     "target": Target,
+    "lora_modules": LoraModules,
     "draft": Draft,
     "draft_layers": DraftLayers,
     "drafter": DrafterName,
@@ -370,6 +380,19 @@ def _by_name(option: str, given: list[str] | None, example: str) -> dict[str, ob
     return values or None
 
 
+def folders(option: str, given: list[str] | None) -> dict[str, str] | None:
+    """["sql=adapters/sql"] to {"sql": "adapters/sql"}."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, _, folder = text.partition("=")
+        if not (name and folder) or name in found:
+            arguments.refuse(
+                option, "name=folder, each name once", text, f"try {option} sql=adapters/sql"
+            )
+        found[name] = folder
+    return found or None
+
+
 #: Fields whose options are typed as text.
 _READ: dict[str, Callable[[Any], object]] = {
     "branching": parse_branching,
@@ -378,4 +401,5 @@ _READ: dict[str, Callable[[Any], object]] = {
     "draft_layers": lambda given: numbers("--draft-layers", given, int, "0,5"),
     "drafter_options": lambda given: _by_name("--drafter-option", given, "count=3"),
     "rule_options": lambda given: _by_name("--rule-option", given, "lenience=0.3"),
+    "lora_modules": lambda given: folders("--lora-modules", given),
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.engine.request import Request, source_ids
+from outrider.engine.request import Request, source_ids, wear
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import PrefixCache
 from outrider.row_params import gather_rows, narrowed, picked, scatter_rows
@@ -173,6 +173,7 @@ class Prefill:
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
         self.cache = target.open(len(prompts), capacity, inputs)
+        wear(self.cache, requests)
         self._known = None if prefixes is None else prefixes.of(prompts)
         #: tokens of every prompt that were read before and are copied
         self.copied = self._read = (

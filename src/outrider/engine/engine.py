@@ -185,6 +185,7 @@ class Engine:
         *,
         inputs: Sequence[Inputs | None] | None = None,
         references: Sequence[Sequence[int]] | None = None,
+        adapters: Sequence[str | None] | None = None,
         capacity: int | None = None,
         trace: bool = False,
         logprobs: bool = False,
@@ -194,6 +195,7 @@ class Engine:
 
         inputs      what each row reads besides its text, one row each: sources, audio
         references  tokens that each row's drafter may copy from; () for none but the source's
+        adapters    of each row, by name; None for the target alone
 
         Raises PromptError or CapacityError before any work is done.
         """
@@ -206,7 +208,11 @@ class Engine:
         copied = _one_each("references", references, len(texts), ())
         every = zip(texts, settings, ends, sources, copied, strict=True)
         wanted = Logprobs() if logprobs else None
-        requests = [Request(*each, logprobs=wanted) for each in every]
+        names = _one_each("adapters", adapters, len(texts), None)
+        requests = [
+            Request(*each, logprobs=wanted, lora_name=name)
+            for each, name in zip(every, names, strict=True)
+        ]
         if capacity is None:
             longest = max(request.end(self.target.context)[0] for request in requests)
             capacity = longest + self.drafter.shapes[0].max_nodes

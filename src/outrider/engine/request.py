@@ -9,7 +9,7 @@ import torch
 
 from outrider import arguments
 from outrider.engine.outputs import Logprobs
-from outrider.errors import CapacityError, ConfigurationError, PromptError
+from outrider.errors import CapacityError, ConfigurationError, PromptError, UnknownName
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import CONTEXT, LENGTH, PLAIN, DraftShape, Inputs, LanguageModel
 
@@ -58,6 +58,7 @@ class Request:
     )
     logprobs: Logprobs | None = None  #: what blocks tell of its tokens
     trace: bool = False  #: whether blocks tell what was drafted
+    lora_name: str | None = None  #: the adapter that writes it; None: the target alone
     #: no draft deeper than this; 0 decodes it plainly. None: what the planner says
     num_speculative_tokens: int | None = None
     #: how many of the prompt's last tokens are its answer's already: a text that another run began
@@ -109,6 +110,13 @@ def source_ids(inputs: Inputs | None) -> list[int]:
         return []
     ids: list[int] = inputs.ids_BS[0][inputs.mask_BS[0]].tolist()
     return ids
+
+
+def wear(cache: Any, requests: Sequence[Request]) -> None:
+    """Let the rows of a target's new cache have their requests' adapters."""
+    names = tuple(request.lora_name for request in requests)
+    if any(name is not None for name in names):
+        cache.adapters = names
 
 
 def token_ids(prompt: Any, number: int = 0) -> list[int]:
@@ -180,6 +188,9 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
             f"the vocabulary of {vocab}; encode it with the target's tokenizer"
         )
+    known: tuple[str, ...] = getattr(target, "adapters", ())  # of models whose rows may have some
+    if request.lora_name is not None and request.lora_name not in known:
+        raise UnknownName("adapter", request.lora_name, known)
     strange = [token for token in request.reference if not 0 <= token < vocab]
     if strange:
         raise PromptError(

@@ -151,7 +151,8 @@ class Scheduler:
         prompts = [request.prompt for request in self.requests(ahead)]
         some: Sequence[int] = range(len(ahead))
         if self.prefixes is not None:
-            some = self.prefixes.together(self.target, prompts)
+            names = [request.lora_name for request in self.requests(ahead)]
+            some = self.prefixes.together(self.target, prompts, names)
         group = next(sorted(g) for g in groups([len(prompts[at]) for at in some]) if 0 in g)
         numbers = [ahead[some[at]] for at in group]
         requests = self.requests(numbers)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.models.decoder import TreeDecoder
     from outrider.models.hf import TransformersRunner
     from outrider.models.llama import LlamaRunner
+    from outrider.models.lora import LoraBank
 
 #: Architectures checked by tests/models/test_families.py, by transformers' model_type.
 SUPPORTED = frozenset(
@@ -144,13 +145,15 @@ def adapt(
     chain_only: bool = False,
     shares: bool = False,
     int8: bool = False,
+    bank: "LoraBank | None" = None,
 ) -> "TreeDecoder":
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
     encoder-decoder's own encoder unused (models of text alone have none): a draft model then
     attends to the target's states. `int8` keeps the weights that a step reads in 8 bits.
-    `packed` lays those of linear layers out as products read them. Raises UnsupportedModel, with
+    `packed` lays those of linear layers out as products read them. Rows have the adapters of
+    `bank`, of models of text alone. Raises UnsupportedModel, with
     the reason, for models that cannot be driven exactly.
     """
     import torch
@@ -169,7 +172,10 @@ def adapt(
     kind = model.config.model_type
     ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
     if on_cpu and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
-        return TreeDecoder(LlamaRunner(model, packed, int8), vocab_size)
+        runner = LlamaRunner(model, packed, int8)
+        if bank is not None:
+            runner.adapt(bank)
+        return TreeDecoder(runner, vocab_size, bank)
     made = (
         weight_packing.quantize_int8(model)
         if int8
@@ -177,10 +183,13 @@ def adapt(
         if packed and on_cpu
         else None
     )
-    driven = _own(model if made is None else made, chain_only, shares)
+    run = model if made is None else made
+    if bank is not None:
+        run = bank.attach(run)
+    driven = _own(run, chain_only, shares)
     if made is not None and not int8:
         driven.packed, driven.means = True, f"{driven.means}, its linear layers packed"
-    return TreeDecoder(driven, vocab_size)
+    return TreeDecoder(driven, vocab_size, bank)
 
 
 def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":

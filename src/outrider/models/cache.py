@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from outrider.row_params import seated
 from outrider.types import RowStore
 
 FIRST = 4096  #: slots of a row to begin with
@@ -109,6 +110,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.width = 0  #: slots that the last forward saw: no row has entries of use beyond them
         self.seen = 0
         self.inputs: RowStore | None = None  #: what a runner has read of the rows' inputs
+        self.adapters: tuple[str | None, ...] = ()  #: of each row, by name; (): of none
         self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
         self._places: dict[int, tuple[int, int]] = {}  # keys 2 i, values 2 i + 1 -> stack, plane
         self._slots: Tensor | None = None
@@ -183,6 +185,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         few.width, used = self.width, slice(0, self.width)
         if self.inputs is not None:
             few.inputs = self.inputs.take(rows)
+        few.adapters = tuple(self.adapters[row] for row in rows if self.adapters)
         if self.stacks:
             few.size = self.width
             few.stacks = [
@@ -213,6 +216,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = other.inputs
         else:
             self.inputs = self.inputs.put(seats, other.inputs)
+        if self.adapters or other.adapters:
+            names = self.adapters or (None,) * self.rows
+            self.adapters = seated(names, seats, other.adapters or (None,) * other.rows)
         wide = other.width if slots is None else slots
         self.width = max(self.width if self.rows else 0, wide)
         self.capacity = max(self.capacity, other.capacity if slots is None else slots)
@@ -241,6 +247,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         assert rows <= self.rows, f"{rows} of {self.rows} rows"
         if self.inputs is not None:
             self.inputs = self.inputs.narrow(rows)
+        self.adapters = self.adapters[:rows]
         self._show(rows)
         return self
 
@@ -249,6 +256,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         one = SlotCache(len(self.layers), 1, self.capacity)
         one.size, one.width = self.size, self.width
         one.inputs = None if self.inputs is None else self.inputs.take([row])
+        one.adapters = self.adapters[row : row + 1]
         one.stacks = [stack[:, row : row + 1] for stack in self.stacks]
         one._places = dict(self._places)
         one._attach()
@@ -258,6 +266,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Some layers as a cache that shares their buffers, for a model made of these layers."""
         few = SlotCache(len(numbers), self.rows, self.capacity)
         few.seats, few.size, few.width, few.inputs = self.seats, self.size, self.width, self.inputs
+        few.adapters = self.adapters
         few.stacks, few._positions_BS = self.stacks, self._positions_BS
         for at, number in enumerate(numbers):
             for entry in (0, 1):

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
+
+if TYPE_CHECKING:
+    from outrider.models.lora import LoraBank
 
 
 class EncoderAdapter(Protocol):
@@ -81,8 +84,10 @@ class TreeDecoder:
     taps: tuple[int, ...] = ()  # it reads no other model's states
     follows = True  # it keeps entries of the text that it reads
 
-    def __init__(self, runner: ModelRunner, vocab_size: int | None = None) -> None:
-        self.runner = runner
+    def __init__(
+        self, runner: ModelRunner, vocab_size: int | None = None, bank: "LoraBank | None" = None
+    ) -> None:
+        self.runner, self.bank = runner, bank
         self.of: tuple[int, ...] | None = None  #: layers of a larger model, whose cache it runs on
         self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
         self.vocab_size = vocab_size or runner.vocab_size
@@ -99,6 +104,11 @@ class TreeDecoder:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.runner.dtype
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that rows may have."""
+        return () if self.bank is None else self.bank.names
 
     @property
     def trees(self) -> bool:
@@ -197,7 +207,11 @@ class TreeDecoder:
             read = Nodes(*(_repeat_last(table, more) for table in read))
             last = None if last is None else last + more
         cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
-        output = self.runner(cache, read, last, taps)
+        if self.bank is None or not cache.adapters:
+            output = self.runner(cache, read, last, taps)
+        else:
+            with self.bank.of(cache.adapters, read.tokens_BQ.shape[1], self.device):
+                output = self.runner(cache, read, last, taps)
         logits, states = output.known_BQK, output.hidden
         if more:
             logits = logits[:, -more - wanted : -more]

@@ -18,6 +18,7 @@ from outrider.models.config import read
 from outrider.models.decoder import EncoderAdapter
 from outrider.models.layer import STATIC_ROPE, Layer, chosen, whole
 from outrider.models.linear import Product, fused
+from outrider.models.lora import LoraBank
 from outrider.types import Inputs, Nodes, Output
 
 #: Models with a Llama's layers, by the type that a configuration names. Products may have biases,
@@ -96,6 +97,18 @@ class LlamaRunner:
         """Run these of its layers alone from now on."""
         self._layers = [self._layers[number] for number in numbers]
         self.layers = len(self._layers)
+
+    def adapt(self, bank: LoraBank) -> None:
+        """Let rows have adapters of their own."""
+        for number, each in enumerate(self._layers):
+            attention, mlp = f"model.layers.{number}.self_attn", f"model.layers.{number}.mlp"
+            qkv = [f"{attention}.{part}_proj" for part in "qkv"]
+            each.qkv = bank.adapted(each.qkv, qkv)
+            each.out = bank.adapted(each.out, [f"{attention}.o_proj"])
+            gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
+            each.gate_up = bank.adapted(each.gate_up, gate_up)
+            each.down = bank.adapted(each.down, [f"{mlp}.down_proj"])
+        self._head = bank.adapted(self._head, ["lm_head"])
 
     def products(self) -> list[tuple[Product, int]]:
         """All of them, in the order of a call, and how many numbers of a node each takes."""

@@ -102,6 +102,35 @@ def _allowed(dtype: torch.dtype, tolerance: float | None) -> float:
 
 
 @torch.inference_mode()
+def adapters(model: TreeDecoder, name: str, tolerance: float | None = None) -> float:
+    """Compare rows with all adapters side by side with each alone; UnsupportedModel if they differ.
+
+    Returns the largest difference, relative to the largest logit.
+    """
+    rows = (None, *model.adapters)
+    tokens_BQ = ordinary(torch.arange(6, device=model.device) * 7, model.vocab_size)[None]
+    at_BQ = torch.arange(6, device=model.device)[None]
+
+    def scores(names: tuple[str | None, ...]) -> Tensor:
+        cache = model.open(len(names), CAPACITY)
+        cache.adapters = names
+        wide = model.width(6)
+        tokens, at = (x.expand(len(names), -1) for x in (tokens_BQ, at_BQ))
+        return model.forward(cache, causal(tokens, at, wide)).logits_BQV
+
+    together = scores(rows)
+    each = zip(rows, together, strict=True)
+    worst = max(_gap(whole[None], scores((row,))) for row, whole in each)
+    if worst > _allowed(model.dtype, tolerance):
+        raise UnsupportedModel(
+            f"the {name} model ({model.runner.name}) does not score rows with adapters side by "
+            f"side as each alone: relative difference {worst:.3g}; give one adapter as the target: "
+            "it is merged"
+        )
+    return worst
+
+
+@torch.inference_mode()
 def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> float:
     """Compare a small tree's scores with one forward per path; UnsupportedModel if they differ.
 

@@ -1,9 +1,9 @@
 """What models have read of prompts, kept for others that begin alike: copied, not computed again.
 
-An entry of the cache depends on the tokens up to its own alone, so a prompt that begins as another
-one did needs no more than a copy of that beginning. Kept are entries that were written while a
-prompt was read, all of which round alike (`models.batch_invariance`); what answers and drafts have
-written is not: in half precision a node of a tree may round otherwise.
+An entry of the cache depends on the tokens up to its own and on the row's adapter alone, so a
+prompt that begins as another one did needs no more than a copy of that beginning. Kept are entries
+that were written while a prompt was read, all of which round alike (`models.batch_invariance`);
+what answers and drafts have written is not: in half precision a node of a tree may round otherwise.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,8 @@ from outrider.types import LanguageModel
 LEAST = 16  #: tokens in common from which on a part of a prompt is copied; a whole one always is
 WORTH = 64  #: tokens that a prompt waits for, so that another one that begins alike is read first
 
-_Name: TypeAlias = tuple[LanguageModel, tuple[int, ...]]
+#: A model, an adapter of it, and tokens.
+_Name: TypeAlias = tuple[LanguageModel, str | None, tuple[int, ...]]
 
 
 class PrefixCache:
@@ -44,26 +45,34 @@ class PrefixCache:
         most = min(len(one), len(other))
         return next((at for at, (a, b) in enumerate(pairs) if a != b), most)
 
-    def known(self, model: LanguageModel, prompt: Sequence[int]) -> int:
+    def known(self, model: LanguageModel, prompt: Sequence[int], adapter: str | None = None) -> int:
         """How many of the prompt's tokens, the last one left out, can be copied."""
-        return self._longest(model, prompt[:-1])[0]
+        return self._longest(model, prompt[:-1], adapter)[0]
 
-    def together(self, model: LanguageModel, prompts: Sequence[Sequence[int]]) -> list[int]:
+    def together(
+        self,
+        model: LanguageModel,
+        prompts: Sequence[Sequence[int]],
+        adapters: Sequence[str | None] = (),
+    ) -> list[int]:
         """Which of the prompts are read with the first: known as far as it is, and unlike it.
 
-        Who begins as another one of them does is left for later, to copy from that one.
+        Who begins as another one of them does is left for later, to copy from that one, if both
+        have one adapter.
 
         >>> PrefixCache(0).together(None, [[1, 2, 3], [1, 2, 3], [4, 5]])
         [0, 2]
         """
-        first = self.known(model, prompts[0])
+        names = adapters or [None] * len(prompts)
+        first = self.known(model, prompts[0], names[0])
         some: list[int] = []
         for at, prompt in enumerate(prompts):
             need = len(prompt) - 1
-            if self.known(model, prompt) != first:
+            if self.known(model, prompt, names[at]) != first:
                 continue
             if first < need:  # something is left to be read
-                shared = max((self.common(prompt[:-1], prompts[o]) for o in some), default=0)
+                alike = [prompts[other] for other in some if names[other] == names[at]]
+                shared = max((self.common(prompt[:-1], one) for one in alike), default=0)
                 if shared == need or shared - first >= WORTH:
                     continue
             some.append(at)
@@ -75,20 +84,24 @@ class PrefixCache:
 
     def keep(self, model: LanguageModel, read: tuple[int, ...], cache: SlotCache, row: int) -> None:
         """Keep a row that begins with these tokens, in place of others that it goes on from."""
-        longest, _ = self._longest(model, read)
+        adapter = _adapter(cache, row)
+        longest, _ = self._longest(model, read, adapter)
         if not read or longest == len(read):
             return
-        for name in [n for n in self._kept if n[0] is model and n[1] == read[: len(n[1])]]:
-            self._drop(name)
+        for name in [*self._kept]:
+            if name[0] is model and name[1] == adapter and name[2] == read[: len(name[2])]:
+                self._drop(name)
         one = cache.take([row])
-        self._kept[model, read] = one
+        self._kept[model, adapter, read] = one
         self.bytes += _bytes(one)
         while self.bytes > self.most_bytes:
             self._drop(next(iter(self._kept)))
 
-    def find(self, model: LanguageModel, prompt: Sequence[int]) -> SlotCache | None:
+    def find(
+        self, model: LanguageModel, prompt: Sequence[int], adapter: str | None = None
+    ) -> SlotCache | None:
         """The cache of one row that has most of the prompt's beginning. It counts as used."""
-        _, name = self._longest(model, prompt)
+        _, name = self._longest(model, prompt, adapter)
         if name is None:
             return None
         self._kept.move_to_end(name)
@@ -102,11 +115,15 @@ class PrefixCache:
     def _drop(self, name: _Name) -> None:
         self.bytes -= _bytes(self._kept.pop(name))
 
-    def _longest(self, model: LanguageModel, read: Sequence[int]) -> tuple[int, _Name | None]:
+    def _longest(
+        self, model: LanguageModel, read: Sequence[int], adapter: str | None
+    ) -> tuple[int, _Name | None]:
         """Of what is kept: most of these tokens, and where; 0 if it is not worth a copy."""
         most, best = 0, None
         for name in self._kept:
-            if name[0] is model and (common := self.common(read, name[1])) > most:
+            if name[0] is not model or name[1] != adapter:
+                continue
+            if (common := self.common(read, name[2])) > most:
                 most, best = common, name
         return (most, best) if most >= min(LEAST, len(read)) else (0, None)
 
@@ -121,9 +138,11 @@ class PrefixHits(NamedTuple):
         """Copy the beginning that is kept of every prompt; how many tokens of each that are."""
         if not isinstance(cache, SlotCache):
             return 0
-        count = min(self.prefixes.known(model, prompt) for prompt in self.prompts)
-        for row, prompt in enumerate(self.prompts if count else ()):
-            source = self.prefixes.find(model, prompt[:-1])
+        names = [_adapter(cache, row) for row in range(len(self.prompts))]
+        each = [*zip(self.prompts, names, strict=True)]
+        count = min(self.prefixes.known(model, prompt, name) for prompt, name in each)
+        for row, (prompt, name) in enumerate(each if count else ()):
+            source = self.prefixes.find(model, prompt[:-1], name)
             assert source is not None
             cache.put([row], source, count)
         return count
@@ -133,6 +152,11 @@ class PrefixHits(NamedTuple):
         if isinstance(cache, SlotCache):
             for row, prompt in enumerate(self.prompts):
                 self.prefixes.keep(model, prompt[:-1], cache, row)
+
+
+def _adapter(cache: SlotCache, row: int) -> str | None:
+    """A row's."""
+    return cache.adapters[row] if cache.adapters else None
 
 
 def _bytes(cache: SlotCache) -> int:

@@ -1,7 +1,7 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from outrider import arguments
 from outrider.errors import (
     ConfigurationError,
     NumericalError,
@@ -38,6 +39,7 @@ from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.distributed.group import Group
 from outrider.models.foreign_errors import first_line, kind_of, pickled, usable_file
+from outrider.models.lora import LoraBank
 
 _log = logging.getLogger("outrider.models")
 
@@ -73,6 +75,8 @@ class ModelSource:
         self._models: dict[str, PreTrainedModel] = {}  # by dtype, as transformers has them
         self._running: dict[str, PreTrainedModel] = {}  # where weights have a type of their own
         self.widened: str | None = None  #: which blocks of a GGUF file could not be kept, in words
+        self._lora: Mapping[str, str | Path] = {}  # adapters that rows may have, by name
+        self._bank: LoraBank | None = None
         self._chain_only: bool | None = None  # unknown until the first check
         self._shares: bool | None = None  # unknown until the weights are compared
         self.config: PretrainedConfig
@@ -121,6 +125,24 @@ class ModelSource:
         config = pretrained.read_config(self._where, self.trust, **self._how)
         gguf.remember(self.files, config, "config")
         return config
+
+    def serve(self, lora: Mapping[str, str | Path]) -> None:
+        """Let rows have adapters of these folders, by name; they are read with the weights.
+
+        Raises ConfigurationError for names that are none, UnsupportedModel for a target that reads
+        more than text or is cut for several processes.
+        """
+        for name, folder in lora.items():
+            if not (isinstance(name, str) and name and isinstance(folder, (str, Path))):
+                do = "write lora_modules={'name': 'path/to/adapter'}"
+                arguments.refuse("lora_modules", "folders of adapters by name", lora, do)
+        if lora and (reads_more(self.config) or self.shards > 1):
+            kind = "is cut for several processes" if self.shards > 1 else "reads more than text"
+            raise UnsupportedModel(
+                f"adapters by row are for targets of text alone in one process; got {self}, which "
+                f"{kind}, with lora_modules; give one adapter as the target: it is merged"
+            )
+        self._lora = dict(lora)
 
     def shares(
         self, target: "ModelSource", wish: ShareEncoder, dtype: str, place: torch.device
@@ -194,6 +216,10 @@ class ModelSource:
     ) -> TreeDecoder:
         """The model behind its runner, checked the first time."""
 
+        if self._lora and self._bank is None:
+            self._bank = LoraBank(loaded)
+        bank = self._bank
+
         def made(chain_only: bool) -> TreeDecoder:
             return adapt(
                 loaded,
@@ -202,6 +228,7 @@ class ModelSource:
                 chain_only=chain_only,
                 shares=shares,
                 int8=self.role == "draft" and setting.draft_dtype == "int8",
+                bank=bank,
             )
 
         if self._chain_only is None:
@@ -214,8 +241,17 @@ class ModelSource:
                     raise
                 model, self._chain_only = made(True), True
                 load_checks.paths(model, self.role)
+            self._read_adapters(model)
             return model
         return made(self._chain_only)
+
+    def _read_adapters(self, model: TreeDecoder) -> None:
+        """Read the adapters that rows may have, and check that rows with them run side by side."""
+        if self._bank is None:
+            return
+        for name, folder in self._lora.items():
+            self._bank.add(name, folder)
+        load_checks.adapters(model, self.role)
 
     def __str__(self) -> str:
         return str(self.given) if isinstance(self.given, (str, Path)) else type(self.given).__name__

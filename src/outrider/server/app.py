@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 import outrider
+from outrider import arguments
 from outrider.errors import OutriderError
 from outrider.server import errors
 from outrider.server.chat_prompts import Parsers
@@ -137,7 +138,7 @@ def build_app_for(known: ModelInfo, loop: EngineProtocol, service: ServerConfig)
     else:
         _texts(app, known, loop, service, counts)
     counts.register(loop)
-    _about(app, service, loop, counts)
+    _about(app, known, service, loop, counts)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
     site: App = AuthLimitMiddleware(
         app,
@@ -219,7 +220,7 @@ def _responses(app: FastAPI, desk: RequestHandler, serving: Serving) -> None:
             return JSONResponse(errors.rejected(error.errors()), 400)
         except (errors.APIError, OutriderError) as error:
             return errors.response(error)
-        started = ResponseDraft(body, desk.orders.known.fingerprint)
+        started = ResponseDraft(body, desk.orders.known.fingerprint_of(body.model))
         writer = ResponsesWriter(started, store, before)
         return await serving.answer(http, chat, choices, writer, writer.flow)
 
@@ -299,22 +300,33 @@ def _unserved(app: FastAPI, service: ServerConfig, what: str, *paths: str) -> No
 
 
 def _about(
-    app: FastAPI, service: ServerConfig, loop: EngineProtocol, counts: ServerMetrics
+    app: FastAPI,
+    known: ModelInfo,
+    service: ServerConfig,
+    loop: EngineProtocol,
+    counts: ServerMetrics,
 ) -> None:
     """What is served, and how it is."""
     started = int(time.time())
 
+    adapters = known.adapters if isinstance(known, TextModelInfo) else {}
+    served = (*service.names, *adapters)
+    if doubled := set(service.names) & adapters.keys():
+        do = "give it another one in --lora-modules"
+        arguments.refuse("an adapter", "a name that is not the target's", doubled.pop(), do)
+
     def model(name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
+        about = {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
+        return about | ({"parent": service.names[0]} if name in adapters else {})
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
-        return {"object": "list", "data": [model(name) for name in service.names]}
+        return {"object": "list", "data": [model(name) for name in served]}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
-        if name not in service.names:
-            return errors.response(errors.unknown_model(name, service.names))
+        if name not in served:
+            return errors.response(errors.unknown_model(name, served))
         return JSONResponse(model(name))
 
     @app.get("/health")

@@ -1,6 +1,7 @@
 """What decodes for a server: a loop over a model, and what others must know of that model."""
 
 import hashlib
+from dataclasses import replace
 from typing import NamedTuple
 
 import outrider
@@ -41,7 +42,7 @@ class EngineConfig(NamedTuple):
     prefix_cache_bytes: int = KEPT_BYTES
 
 
-def fingerprint(speculator: Speculator) -> str:
+def fingerprint(speculator: Speculator, adapter: str | None = None) -> str:
     """Names what a seeded text depends on: weights, dtype, processor, libraries, version.
 
     A hash of what the model says of a few tokens, to the last bit.
@@ -50,7 +51,9 @@ def fingerprint(speculator: Speculator) -> str:
     vocab = engine.target.vocab_size
     prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
     run = EngineRun(engine, 1, 256)
-    run.submit(Request(prompt, SamplingParams(0), StopConditions(4), logprobs=Logprobs(8, "raw")))
+    told = Logprobs(8, "raw")
+    request = Request(prompt, SamplingParams(0), StopConditions(4), logprobs=told)
+    run.submit(replace(request, lora_name=adapter))
     run.close()
     for block in run:
         said.append((block.token_ids, block.logprobs, block.likeliest))
@@ -71,6 +74,7 @@ def build_engine(
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     engine = speculator.engine
     engine.priced(room.max_num_seqs)  # measured now, not while the first client waits
+    adapters: tuple[str, ...] = getattr(engine.target, "adapters", ())
     lanes, prefixes = MethodRouter(engine), PrefixCache(room.prefix_cache_bytes)
 
     def run(lane: str) -> EngineRun | PromptScores:
@@ -86,6 +90,7 @@ def build_engine(
         lanes.methods,
         fingerprint(speculator),
         speculator.defaults,
+        {name: fingerprint(speculator, name) for name in adapters},
     )
     return known, EngineLoop(
         run, room.max_num_seqs, room.max_queued_requests, most_still=most_still

@@ -3,7 +3,8 @@
 It holds no weights, so that it can go to another process: `outrider.server.engine_process`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.server.speculation_methods import MethodSet
@@ -27,6 +28,11 @@ class TextModelInfo:
     methods: MethodSet
     fingerprint: str
     defaults: ModelDefaults = SILENT  #: of the model's generation configuration
+    adapters: Mapping[str, str] = field(default_factory=dict)  #: their fingerprints by name
+
+    def fingerprint_of(self, model: str) -> str:
+        """That of an adapter, or of the target under whatever name."""
+        return self.adapters.get(model, self.fingerprint)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,11 @@ class RequestParser:
     parsers: Parsers = field(default_factory=Parsers)
     most: int | None = None  #: choices of one request; None: as many as there are rows
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """All names that a request may give: the target's, and its adapters'."""
+        return (*self.names, *self.known.adapters)
+
     def completions(self, body: CompletionRequest) -> list[ChoiceState]:
         """Every prompt of a completion, each `n` times."""
         asked = body.prompt
@@ -121,8 +126,9 @@ class RequestParser:
         asked: TokenBudget,
         chat: ChatPrompt | None = None,
     ) -> list[ChoiceState]:
-        if body.model not in self.names:
-            raise unknown_model(body.model, self.names)
+        if body.model not in self.served:
+            raise unknown_model(body.model, self.served)
+        adapter = body.model if body.model in self.known.adapters else None
         copies, most = _copies(body), self.rows if self.most is None else self.most
         if copies * len(prompts) > most:
             what = f"{copies} completions of {len(prompts)} prompts; there is room for {most}"
@@ -161,13 +167,17 @@ class RequestParser:
                     trace=body.stream_options is not None and body.stream_options.include_trace,
                     num_speculative_tokens=depth,
                     written=len(had),
+                    lora_name=adapter,
                 )
                 choice = self._choice(index, source, method, request, stop, chat)
                 choice.tells_ids, choice.predicted = body.return_token_ids, predicted
                 choice.best, choice.silent, choice.prompt_top = best, silent, body.prompt_logprobs
                 if top is not None:
                     choice.scored = Request(
-                        ids, limits=StopConditions(1), logprobs=Logprobs(top, "raw")
+                        ids,
+                        limits=StopConditions(1),
+                        logprobs=Logprobs(top, "raw"),
+                        lora_name=adapter,
                     )
                 if asked.given == 0:
                     choice.reason = "length"

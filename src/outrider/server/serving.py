@@ -70,7 +70,11 @@ class RequestHandler:
         form = ChatFormat() if isinstance(body, ChatCompletionRequest) else CompletionFormat()
         known = self.orders.known
         return ResponseBuilder(
-            form, body.model, known.fingerprint, TokenFormatter(known.tokenizer), self.metrics
+            form,
+            body.model,
+            known.fingerprint_of(body.model),
+            TokenFormatter(known.tokenizer),
+            self.metrics,
         )
 
 

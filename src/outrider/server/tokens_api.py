@@ -102,6 +102,6 @@ def _is_text(text: str) -> bool:
 
 def _named(orders: RequestParser, model: str | None) -> str:
     """The model's name, which may be left out."""
-    if model is not None and model not in orders.names:
-        raise unknown_model(model, orders.names)
+    if model is not None and model not in orders.served:
+        raise unknown_model(model, orders.served)
     return model or orders.names[0]

@@ -25,6 +25,7 @@ from outrider.speech.settings import TranscribeSettings
 from outrider.speech.speech_model import WhisperModel, not_a_speech_model
 from outrider.speech.transcriber import Transcription, transcription
 from outrider.stats import RequestStats, Stats
+from outrider.text.adapter_names import Adapter, adapter_names
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
 from outrider.text.output_text import IncrementalText, Stream
 from outrider.text.prompts import EncodedPrompts, PromptEncoder, Text, refuse_useless
@@ -46,6 +47,7 @@ def beamed(
     settings: Sequence[SamplingParams],
     limits: Sequence[StopConditions],
     beams: Beams,
+    adapters: Sequence[str | None],
 ) -> Generation:
     """The best `num_return_sequences` beams of each prompt, one prompt after another.
 
@@ -53,7 +55,8 @@ def beamed(
     """
     given: Sequence[Inputs | None] = asked.inputs or [None] * len(asked.prompts)
     every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
-    requests = [Request(*each) for each in every]
+    rows = zip(every, adapters, strict=True)
+    requests = [Request(*each, lora_name=name) for each, name in rows]
     most = engine.drafter.shapes[0].max_depth
     with engine.paces.lent(most, beams.num_beams, len(requests)) as pace:
         found = search(engine.target, engine.drafter, requests, beams, pace=pace)
@@ -128,6 +131,8 @@ class GenerateOptions(TypedDict, total=False):
     #: an encoder-decoder's drafters copy from its source if there is none
     beams: Beams | None  #: the finished beams of a search, the best first, in place of one text
     rules: SamplingParams | None  #: of tokens, in place of the model's own `Speculator.rules`
+    lora_request: Adapter | Sequence[Adapter]  #: the adapter that writes, or each prompt's own, by
+    #: its name in `lora_modules`, or as vLLM's LoRARequest has it; None: the target alone
     num_return_sequences: int  #: completions of each prompt; copy i of a seeded one has seed + i
     logprobs: bool  #: of the law that each token was emitted from
     capacity: int | None  #: slots of a row, if more are wanted than prompt and budget need
@@ -216,6 +221,7 @@ class Speculator:
         reference: Text | Sequence[Text | None] | None = None,
         beams: Beams | None = None,
         rules: SamplingParams | None = None,
+        lora_request: Adapter | Sequence[Adapter] = None,
         num_return_sequences: int = 1,
         logprobs: bool = False,
         capacity: int | None = None,
@@ -235,8 +241,10 @@ class Speculator:
         copies = arguments.whole("num_return_sequences", num_return_sequences, do, least=1)
         if capacity is not None:
             capacity = arguments.whole("capacity", capacity, "leave it out", least=1)
+        adapters = adapter_names(lora_request, len(asked.prompts))
         if copies > 1:
             asked = asked.repeated(copies)
+            adapters = [name for name in adapters for _ in range(copies)]
             settings = [_reseeded(s, copy) for s in settings for copy in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
         ends = {s: StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in set(stops)}
@@ -247,6 +255,7 @@ class Speculator:
             limits,
             inputs=asked.inputs,
             references=asked.references,
+            adapters=adapters,
             capacity=capacity,
             trace=trace,
             logprobs=logprobs,
@@ -267,12 +276,13 @@ class Speculator:
             prompts, options.pop("decoder_prompts", None), options.pop("reference", None)
         )
         rules = options.pop("rules", None)
+        adapters = adapter_names(options.pop("lora_request", None), len(asked.prompts))
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         check(stops, {name: value for name, value in options.items() if value})
         settings = broadcast_setting("sampling", sampling, SamplingParams(0), len(asked.prompts))
         limits = [StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in stops]
         ruled = self._ruled(settings, asked.prompts, rules)
-        return beamed(self.engine, self.tokenizer, asked, ruled, limits, beams)
+        return beamed(self.engine, self.tokenizer, asked, ruled, limits, beams, adapters)
 
     def _asked(self, prompts: object, begun: object, reference: object) -> EncodedPrompts:
         """What is asked, as the engine takes it."""

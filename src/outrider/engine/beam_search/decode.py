@@ -29,7 +29,7 @@ from outrider.engine.beam_search.run import (
 )
 from outrider.engine.beam_search.scorer import NARROW, Prefix, PrefixScorer, Shaper
 from outrider.engine.beam_search.step import Rules
-from outrider.engine.request import Request, check, source_ids
+from outrider.engine.request import Request, check, source_ids, wear
 from outrider.errors import ConfigurationError
 from outrider.row_params import SamplingRows, Shaping
 from outrider.sampling import logits_processors, sampling_params
@@ -198,9 +198,9 @@ def prepared(
     capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
     # what was scored ahead of a beam that goes on stays for as many steps
     capacity = target.width(capacity + 2 * ahead + 2 * NARROW)
-    return Prepared(
-        PrefixScorer(target, prompts, capacity, inputs, shapers), rules, shapers, inputs
-    )
+    oracle = PrefixScorer(target, prompts, capacity, inputs, shapers)
+    wear(oracle.cache, requests)
+    return Prepared(oracle, rules, shapers, inputs)
 
 
 def admit(drafter: Drafter) -> None:
