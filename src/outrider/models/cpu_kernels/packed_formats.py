@@ -44,7 +44,7 @@ def turned(x: Tensor, kind: torch.dtype, blocks: int = 1) -> Tensor:
 
 def _even_first(x: Tensor) -> Tensor:
     """Of each eight inputs the even ones before the odd ones."""
-    return x.unflatten(-1, (-1, 4, 2)).transpose(-1, -2).flatten(-3)
+    return x.reshape(*x.shape[:-1], -1, 4, 2).transpose(-1, -2).flatten(-3)
 
 
 def words(x: Tensor) -> Tensor:
