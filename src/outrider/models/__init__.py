@@ -9,7 +9,7 @@ A family of your own is driven by a class of yours once that is registered for i
 `outrider.model_runners` of an installed package.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from typing import TYPE_CHECKING
 
 from outrider import arguments, lazy, plugins
@@ -212,14 +212,19 @@ def reads_more(config: "PretrainedConfig") -> bool:
 def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     """The class that runs this architecture through its own forward."""
     from outrider.models import seq2seq
-    from outrider.models.hf import TransformersRunner
+    from outrider.models.config import decoder_of, read
+    from outrider.models.hf import INDEXED, TransformersRunner
+    from outrider.models.indexed import IndexedRunner
 
     if reads_more(model.config):
         return seq2seq.runner_of(model)
     kind = model.config.model_type
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
-    return _registered(kind) or TransformersRunner
+    if (registered := _registered(kind)) is not None:
+        return registered
+    layers: Collection[str] = read(decoder_of(model.config), "layer_types", (list, tuple)) or ()
+    return IndexedRunner if INDEXED in layers else TransformersRunner
 
 
 __all__ = [

@@ -36,6 +36,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         # Weak: a cycle would keep the buffers of every finished run until the collector comes.
         self._owner, self.index = weakref.ref(owner), index
+        self.index_keys: Tensor | None = None  #: [seats, 1, S, E], where attention has an indexer
 
     @property
     def owner(self) -> "SlotCache":
@@ -52,19 +53,29 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        owner = self.owner
-        keys, values, rows = self.keys, self.values, owner.rows
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Write an indexer's keys [B, Q, E]; returns those of the slots in sight [B, W, E]."""
+        entries = indexer_key_states[:, None]
+        if self.index_keys is None:
+            self.owner.allocate_indexer(self.index, entries)
+        assert self.index_keys is not None
+        return self._write(self.index_keys, entries)[:, 0]
+
+    def _write(self, buffer: Tensor, entries: Tensor) -> Tensor:
+        """Entries [B, H, Q, E] to their slots of a buffer; what is in sight of it [B, H, W, E]."""
+        owner, rows = self.owner, self.owner.rows
+        assert owner.line is not None, "`begin` says where entries go"
         if rows == 1:
             if owner.seats > 1:
-                keys, values = keys[:1], values[:1]
-            keys.index_copy_(2, owner.line, key_states)
-            values.index_copy_(2, owner.line, value_states)
+                buffer = buffer[:1]
+            buffer.index_copy_(2, owner.line, entries)
         else:
             # a flat index_copy_: scatter_ costs O(buffer) for half-precision tensors on a CPU
-            flat = owner.flat(keys.shape[1])
-            keys.view(-1, keys.shape[3]).index_copy_(0, flat, key_states.flatten(0, 2))
-            values.view(-1, values.shape[3]).index_copy_(0, flat, value_states.flatten(0, 2))
-        return keys[:rows, :, : owner.width], values[:rows, :, : owner.width]
+            flat = owner.flat(buffer.shape[1])
+            buffer.view(-1, buffer.shape[3]).index_copy_(0, flat, entries.flatten(0, 2))
+        return buffer[:rows, :, : owner.width]
 
     def buffers(self, heads: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """All slots of keys and values, [seats, heads, S, size] each, for who writes there itself.
@@ -112,7 +123,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.inputs: RowStore | None = None  #: what a runner has read of the rows' inputs
         self.adapters: tuple[str | None, ...] = ()  #: of each row, by name; (): of none
         self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
-        self._places: dict[int, tuple[int, int]] = {}  # keys 2 i, values 2 i + 1 -> stack, plane
+        #: keys 2 i, values 2 i + 1, an indexer's keys -1 - i -> stack, plane
+        self._places: dict[int, tuple[int, int]] = {}
         self._slots: Tensor | None = None
         self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
@@ -133,6 +145,16 @@ class SlotCache(Cache):  # type: ignore[misc]
                     continue
             self.stacks.append(_zeros(like, 1, *shape))
             self._places[index] = (len(self.stacks) - 1, 0)
+        self._attach()
+
+    def allocate_indexer(self, layer: int, keys: Tensor) -> None:
+        """Zeroed buffers for the keys of a layer's indexer: planes of one stack for all layers."""
+        known = next((place[0] for index, place in self._places.items() if index < 0), None)
+        if known is None:
+            known = len(self.stacks)
+            shape = (self.seats, keys.shape[1], self.size, keys.shape[3])
+            self.stacks.append(_zeros(keys, len(self.layers), *shape))
+        self._places[-1 - layer] = (known, layer)
         self._attach()
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
@@ -271,6 +293,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         for at, number in enumerate(numbers):
             for entry in (0, 1):
                 few._places[2 * at + entry] = self._places[2 * number + entry]
+            if -1 - number in self._places:
+                few._places[-1 - at] = self._places[-1 - number]
         few._attach()
         return few
 
@@ -302,6 +326,9 @@ class SlotCache(Cache):  # type: ignore[misc]
                 layer.keys = self.stacks[key[0]][key[1]]
                 layer.values = self.stacks[value[0]][value[1]]
                 layer.is_initialized = True
+            if -1 - layer.index in self._places:
+                stack, plane = self._places[-1 - layer.index]
+                layer.index_keys = self.stacks[stack][plane]
 
     def _positions(self, device: torch.device) -> Tensor:
         """The position of every slot of every seat: its number, if nobody said otherwise."""

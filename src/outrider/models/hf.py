@@ -26,6 +26,7 @@ from outrider.models.module_tree import parts_of, sharded
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+INDEXED = "indexed_attention"  #: its own choice of what is in sight
 _REACH = ("sliding_window", "attention_chunk_size")
 
 Mask: TypeAlias = Tensor | dict[str, Tensor]  #: for all layers, or for each type of layer
@@ -212,7 +213,7 @@ class TransformersRunner:
 
         def cut(kind: str) -> Tensor:
             seen = visible_BQW
-            if kind != FULL and keys_BW is not None:
+            if kind in (SLIDING, CHUNKED) and keys_BW is not None:
                 here, there = positions_BQ[:, :, None], keys_BW[:, None]
                 if kind == SLIDING and window:
                     seen = seen & (here - there < window)
@@ -226,7 +227,7 @@ class TransformersRunner:
 
     def _cuts(self) -> bool:
         if self._kinds is not None:
-            return self._kinds != (FULL,)
+            return not {FULL, INDEXED}.issuperset(self._kinds)
         return any(self._reach.values())
 
     def around(

@@ -72,7 +72,7 @@ _ENCODERS = frozenset(
     }
 )
 
-LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 ATTENTION = {"eager", "sdpa"}
 
 

@@ -1,0 +1,59 @@
+"""What the sweep found, read: which types there are, which of them are right, and why not."""
+
+import json
+from pathlib import Path
+
+from transformers.models.auto import modeling_auto
+
+RECORD = Path(__file__).parent / "types.json"
+#: What is asked of a model that loads, in the order of the table; `examine.py` says what each is.
+ARMS = ("folder", "plain", "chain", "tree", "batch", "seeded")
+
+_NO_TINY = "no tiny configuration of it is valid"
+#: Why a line is not all equal, where no refusal says it: found out by hand.
+NOTES = {
+    "blt": "its patches depend on a model of bytes that reads the whole text at every call",
+    "gemma4_assistant": "a draft of Gemma 4's: it reads its target's keys and values",
+    "gemma4_unified_assistant": "a draft of Gemma 4's: it reads its target's keys and values",
+    "openai-gpt": "transformers' class keeps no keys and values: each call reads the whole text",
+    "xlm": "an encoder: transformers' class has no causal form",
+}
+
+
+def read_record(path=RECORD):
+    """The findings by type, and the version of transformers that they are of."""
+    record = json.loads(path.read_text("utf-8"))
+    return record["types"], record["transformers"]
+
+
+def causal():
+    """Types with a class of AutoModelForCausalLM."""
+    return sorted(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def others():
+    """Types that read images or sounds, and encoder-decoders, where they are no causal ones."""
+    names = ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+    tables = (getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES", {}) for name in names)
+    return sorted({kind for table in tables for kind in table} - {*causal()})
+
+
+def right(found):
+    """Whether a model loads and everything of it is equal, with trees or with chains alone."""
+    return found.get("loads") is True and all(
+        found.get(arm) is True or (arm == "tree" and found.get(arm) == "chains only")
+        for arm in ARMS
+    )
+
+
+def reason(kind, found):
+    """Why a line is not right: what somebody has found out, or what the refusal says; else None."""
+    if kind in NOTES:
+        return NOTES[kind]
+    said = found.get("loads")
+    if not isinstance(said, str) or not said.startswith("UnsupportedModel: "):
+        return None
+    if "relative difference" in said or "cannot be driven" in said:
+        return None  # a check has failed, and somebody has to find out why
+    said = said.removeprefix("UnsupportedModel: ").split("; got ")[0].split("; give ")[0]
+    return said.split(" models are not supported: ")[-1]
