@@ -11,7 +11,7 @@ from pathlib import Path
 import seq2seq_families
 from families import EAGER_ONLY, FAMILIES
 
-from outrider.models import EXCEPTIONS, seq2seq, unsupported
+from outrider.models import EXCEPTIONS, recurrent, seq2seq, unsupported
 
 PAGE = Path(__file__).parents[2] / "docs" / "supported-models.md"
 
@@ -20,16 +20,31 @@ HEAD = """\
 
 <!-- written by tests/models/supported_models.py; do not edit -->
 
-Any decoder-only model of transformers whose layers are all attention, and the encoder-decoders of
-the second table. The decoder-only families below are checked by `tests/models/test_families.py` on
-tiny random models, in float32: scores of ragged trees (four rows, two rounds, beyond the sliding
-window of 8) equal the model's own forward of each path within 1e-4, and coupled decoding with
-chains and trees gives the text of plain coupled decoding.
+Any decoder-only model of transformers whose layers are all attention, those whose layers keep a
+state that are named below, and the encoder-decoders of the second table. The decoder-only families
+below are checked by `tests/models/test_families.py` on tiny random models, in float32: scores of
+ragged trees (four rows, two rounds, beyond the sliding window of 8) equal the model's own forward
+of each path within 1e-4, and coupled decoding with chains and trees gives the text of plain coupled
+decoding.
 
     pytest tests/models/test_families.py
 
 | family | model_type | masks and positions | attention |
 |---|---|---|---|
+"""
+
+STATES = """
+## Models whose layers keep a state
+
+Short convolutions and recurrences: trees are exact by a log of what each node adds to a state. The
+types are checked by `tests/models/test_recurrent.py` on tiny random models, in float32: scores of
+trees, over texts read in parts and after paths of unequal lengths were kept, equal transformers'
+own token by token within 1e-4 of the largest logit; greedy texts equal `generate`; and seeded
+texts are the same for every drafter, alone and beside rows that come and go.
+
+    pytest tests/models/test_recurrent.py -m "slow or not slow"
+
+{states}
 """
 
 SECOND = """
@@ -95,9 +110,9 @@ on CUDA, runs through the model's own forward.
 """
 
 TAIL = """
-Also refused: any model with layer types other than full, sliding and chunked attention, any model
-that transformers marks as stateful, and encoder-decoders of a family that is not in the table: no
-one has tried them.
+Also refused: any other model with layer types than full, sliding and chunked attention, any other
+model that transformers marks as stateful, and encoder-decoders of a family that is not in the
+table: no one has tried them.
 
 ## On a CUDA device
 
@@ -160,7 +175,10 @@ def document() -> str:
         attention = "eager" if name in EAGER_ONLY else "eager, sdpa"
         lines.append(f"| {name} | `{config.model_type}` | {special(config)} | {attention} |\n")
     reasons = [f"| `{kind}` | {why} |\n" for kind, why in sorted(unsupported.REASONS.items())]
-    return HEAD + "".join(lines) + encoder_decoders() + MIDDLE + "".join(reasons) + TAIL
+    states = ", ".join(f"`{kind}`" for kind in sorted(recurrent.FAMILIES))
+    states = STATES.format(states="\n".join(textwrap.wrap(f"Types: {states}.", 100)))
+    parts = HEAD, *lines, states, encoder_decoders(), MIDDLE, *reasons, TAIL
+    return "".join(parts)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,8 @@ def alike(make):
         lengths = torch.tensor([300, 100][-rows:])
         cache, parts = model.open(rows, model.width(400)), []
         for start in range(0, int(lengths.max()), chunk):
-            ingest(model, cache, tokens, min(start + chunk, int(lengths.max())), start=start)
+            stop = min(start + chunk, int(lengths.max()))
+            ingest(model, cache, tokens, stop, settled_B=lengths, start=start)
         for size in sizes:
             at = lengths[:, None] + torch.arange(size)
             wide = width(model, int(lengths.max()), size, cache.capacity)

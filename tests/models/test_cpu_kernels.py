@@ -74,7 +74,7 @@ def random_nodes(batch, queries, tree):
         return nodes
     seen = nodes.visible_BQW & (torch.rand(batch, queries, 256) < 0.5)
     seen.scatter_(2, slots[..., None], True)
-    return Nodes(slots, slots, slots, seen)
+    return Nodes(slots, slots, slots, seen, first[:, 0])
 
 
 @pytest.mark.usefixtures("compiler")
@@ -271,7 +271,7 @@ def below_a_text(places, size, text=131, kind=BF16):
     visible = (torch.arange(200) < text).repeat(1, len(places), 1)
     for node in range(len(places)):
         visible[0, node, slots[0, : node + 1]] = True
-    nodes = Nodes(slots, torch.full_like(slots, text), slots, visible)
+    nodes = Nodes(slots, torch.full_like(slots, text), slots, visible, slots[:, 0])
     call, _ = call_of(4, 4, size, nodes, kind)
     return call.attend(qkv.to(kind).flatten(2), cache.layers[0])[0, -1]
 

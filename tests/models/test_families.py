@@ -69,24 +69,7 @@ def test_the_probe_at_load_sees_a_wrong_window():
 
 REFUSED = {
     "mamba": (lambda: own("mamba", hidden_size=16, num_hidden_layers=1), "recurrent state"),
-    "qwen3_next": (
-        lambda: based(
-            "qwen3_next",
-            head_dim=8,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            layer_types=["linear_attention", "full_attention"],
-        ),
-        "recurrent state",
-    ),
     "jamba": (lambda: AutoConfig.for_model("jamba"), "recurrent state"),
-    "lfm2": (lambda: AutoConfig.for_model("lfm2"), "convolution state"),
 }
 
 

@@ -110,7 +110,7 @@ def score(causal, cache, prompts, tree, drafted):
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     with torch.inference_mode():
-        ingest(causal, cache, tokens, int(lengths.max()) - 1)
+        ingest(causal, cache, tokens, int(lengths.max()) - 1, settled_B=lengths - 1)
         first = lengths - 1
         nodes = torch.cat([tokens.gather(1, first[:, None]), drafted], 1)
         wide = width(causal, int(lengths.max()), tree.nodes, cache.capacity)

@@ -200,7 +200,10 @@ class DraftGuesses:
             return []
         device = torch.device(self.target.device)
         cache = self.target.open(rows, tokens_BL.shape[1], inputs)
-        chunks = ingest(self.target, cache, tokens_BL.to(device), count, taps=taps)
+        settled_B = torch.full((rows,), count, device=device)
+        chunks = ingest(
+            self.target, cache, tokens_BL.to(device), count, settled_B=settled_B, taps=taps
+        )
         return [torch.cat(states, 1).to(tokens_BL.device) for states in zip(*chunks, strict=True)]
 
     def _first(self, context: Context, capacity: int) -> Tensor:

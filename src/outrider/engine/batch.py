@@ -203,6 +203,7 @@ class Prefill:
             self.cache,
             context.tokens_BL,
             stop,
+            settled_B=context.length_B - 1,
             start=self._read,
             taps=self.drafter.taps,
         )

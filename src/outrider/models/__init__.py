@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from outrider import arguments, lazy, plugins
 from outrider.errors import ConfigurationError
+from outrider.models import recurrent
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -123,7 +124,7 @@ def register(model_type: str, runner: "type[TransformersRunner]") -> None:
     'TransformersRunner'
     """
     read = _runner(runner)
-    PLUGINS.refuse_taken(model_type, {*SUPPORTED, *EXCEPTIONS})
+    PLUGINS.refuse_taken(model_type, {*SUPPORTED, *EXCEPTIONS, *recurrent.FAMILIES})
     EXCEPTIONS[model_type] = read
 
 
@@ -219,6 +220,10 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     if reads_more(model.config):
         return seq2seq.runner_of(model)
     kind = model.config.model_type
+    if kind in recurrent.FAMILIES:
+        from outrider.models.recurrent.runner import RecurrentRunner
+
+        return RecurrentRunner
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
     if (registered := _registered(kind)) is not None:

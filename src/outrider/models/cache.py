@@ -12,13 +12,15 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from outrider.models.recurrent.hooks import StateHandle
+from outrider.models.recurrent.states import RecurrentStates
 from outrider.row_params import seated
 from outrider.types import RowStore
 
@@ -121,6 +123,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.width = 0  #: slots that the last forward saw: no row has entries of use beyond them
         self.seen = 0
         self.inputs: RowStore | None = None  #: what a runner has read of the rows' inputs
+        self.recurrent: RecurrentStates | None = None  #: of layers that keep a state
+        self.numbers: Sequence[int] = range(layers)  #: of its layers, as their states know them
         self.adapters: tuple[str | None, ...] = ()  #: of each row, by name; (): of none
         self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
         #: keys 2 i, values 2 i + 1, an indexer's keys -1 - i -> stack, plane
@@ -183,6 +187,8 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted path (node numbers, -1 padded) next to its root at slot `first_B`."""
+        if self.recurrent is not None:
+            self.recurrent.keep(first_B, path_BD)
         depth = path_BD.shape[1]
         if depth == 0 or not self.stacks:
             return
@@ -207,6 +213,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         few.width, used = self.width, slice(0, self.width)
         if self.inputs is not None:
             few.inputs = self.inputs.take(rows)
+        if self.recurrent is not None:
+            few.recurrent = self.recurrent.take(rows)
         few.adapters = tuple(self.adapters[row] for row in rows if self.adapters)
         if self.stacks:
             few.size = self.width
@@ -238,6 +246,8 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = other.inputs
         else:
             self.inputs = self.inputs.put(seats, other.inputs)
+        if self.recurrent is not None and other.recurrent is not None:
+            self.recurrent.put(seats, other.recurrent)
         if self.adapters or other.adapters:
             names = self.adapters or (None,) * self.rows
             self.adapters = seated(names, seats, other.adapters or (None,) * other.rows)
@@ -269,6 +279,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         assert rows <= self.rows, f"{rows} of {self.rows} rows"
         if self.inputs is not None:
             self.inputs = self.inputs.narrow(rows)
+        if self.recurrent is not None:
+            self.recurrent.narrow(rows)
         self.adapters = self.adapters[:rows]
         self._show(rows)
         return self
@@ -290,13 +302,49 @@ class SlotCache(Cache):  # type: ignore[misc]
         few.seats, few.size, few.width, few.inputs = self.seats, self.size, self.width, self.inputs
         few.adapters = self.adapters
         few.stacks, few._positions_BS = self.stacks, self._positions_BS
+        few.recurrent, few.numbers = self.recurrent, [self.numbers[n] for n in numbers]
         for at, number in enumerate(numbers):
             for entry in (0, 1):
-                few._places[2 * at + entry] = self._places[2 * number + entry]
+                if 2 * number in self._places:  # not of a layer that keeps a state alone
+                    few._places[2 * at + entry] = self._places[2 * number + entry]
             if -1 - number in self._places:
                 few._places[-1 - at] = self._places[-1 - number]
         few._attach()
         return few
+
+    # -- what mixers of transformers ask a cache for: they hand the handles on to functions of ours
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Yes: one token goes the way of several."""
+        return True
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Yes: a handle stands for the state, be it zeros."""
+        return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle:
+        """The handle of a layer's convolution inputs."""
+        assert self.recurrent is not None
+        return StateHandle(self.recurrent, self.numbers[layer_idx], state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle:
+        """The handle of a layer's state."""
+        return self.get_conv_state(layer_idx, state_idx)
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **how: Any
+    ) -> Tensor:
+        """Write inputs [B, C, Q] of a convolution; the windows [B, C, Q, K] of the nodes."""
+        handle = self.get_conv_state(layer_idx, state_idx)
+        return handle.windows(conv_states, how["conv_kernel_size"])
+
+    def update_recurrent_state(
+        self, recurrent_states: StateHandle, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> StateHandle:
+        """Nothing is left to do: the function that was given the handle has written to it."""
+        return recurrent_states
 
     def _show(self, rows: int) -> None:
         """Let this many rows be in use; what the next forward writes has to be said anew."""

@@ -31,7 +31,7 @@ class ChainRunner(TransformersRunner):
         for row, start in enumerate(starts):
             # a one-token prompt re-feeds its only token twice, into one slot
             skip = int(repeated[row])
-            tokens, positions, slots, _ = (t[row : row + 1, skip:] for t in nodes)
+            tokens, positions, slots, _ = (t[row : row + 1, skip:] for t in nodes[:4])
             own = cache.row(row)
             own.begin(slots, start + slots.shape[1], start)
             assert own.size == cache.size, "a row sees more slots than the whole batch"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models.model_wrapper import ModelWrapper
 from outrider.models.prefill import CHUNK, width
 from outrider.models.token_remap import (
@@ -92,11 +92,17 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
     cuts it. The nodes of a tree that branches follow the text one to one, in the draft's tokens of
     the same bytes.
 
-    Raises VocabularyMismatch if no token is shared.
+    Raises VocabularyMismatch if no token is shared, UnsupportedModel for layers with states.
     """
 
     def __init__(self, model: LanguageModel, translation: VocabularyMap, vocab_size: int) -> None:
         target, draft = translation.target, translation.draft
+        if getattr(model, "recurrent", False):
+            raise UnsupportedModel(
+                "a draft model with another tokenizer reads parts of its text again, which a "
+                f"state cannot; got {draft.name}, whose layers keep states; use a draft model "
+                "whose layers are all attention, or drafter='recall'"
+            )
         super().__init__(model)
         self.translation, self.vocab_size = translation, vocab_size
         self.context = 1 << 30  # of a text that is too long for the draft it reads the last part
@@ -281,5 +287,6 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
             nodes.positions_BQ + shift_B1,
             nodes.slots_BQ + shift_B1,
             seen_BQW,
+            nodes.settled_B + shift_B1[:, 0],
         )
         return self.model.forward(cache.own, own).logits_BQV

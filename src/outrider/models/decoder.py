@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
+from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class ModelRunner(Protocol):
     means: str  #: how it runs, in words, for `--verbose`
     trees: bool  #: whether nodes may branch
     packed: bool  #: whether its weights are laid out for this processor
+    recurrent: bool  #: whether some of its layers keep a state
+    limit: tuple[float, float]  #: what these cut the steps of their recurrences to
     rounding: BatchInvariance  #: which calls of it round alike
 
     @property
@@ -120,6 +123,16 @@ class TreeDecoder:
         """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
         return self.dtype.itemsize >= 4 or self.rounding.trees
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether some of its layers keep a state, which stands for a text as a whole."""
+        return self.runner.recurrent
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a device can replay its calls: states are advanced as far as the host says."""
+        return not self.recurrent
+
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
         return self.rounding.width(slots)
@@ -166,6 +179,8 @@ class TreeDecoder:
         A slab of free seats, for rows that come by `put`: `open(seats, capacity).narrow(0)`.
         """
         cache = SlotCache(self.runner.layers, rows, capacity)
+        if self.recurrent:
+            cache.recurrent = RecurrentStates(rows, self.device, self.runner.limit)
         if inputs is not None:
             encoded, reader = self.encode(inputs).encoded, self.runner.reader
             assert reader is not None
@@ -195,17 +210,20 @@ class TreeDecoder:
             )
         if self.of is not None:
             cache = cache.part(self.of)
-        tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
+        tokens_BQ, positions_BQ, slots_BQ, visible_BQW, settled_B = nodes
         queries = tokens_BQ.shape[1]
         wanted = queries if last is None else min(last, queries)
         if self._known < self.vocab_size:  # an id it has never seen reads as its last one
             tokens_BQ = tokens_BQ.clamp(max=self._known - 1)
         positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
-        read = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
+        read = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW, settled_B)
         more = self.rounding.rows.padded(queries) - queries
         if more:  # dummies are the last node once more: they write what it writes, where it does
-            read = Nodes(*(_repeat_last(table, more) for table in read))
+            ids, at, slots, seen = (_repeat_last(table, more) for table in read[:4])
+            read = Nodes(ids, at, slots, seen, settled_B)
             last = None if last is None else last + more
+        if cache.recurrent is not None:
+            read = cache.recurrent.begin(read)
         cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
         if self.bank is None or not cache.adapters:
             output = self.runner(cache, read, last, taps)

@@ -29,7 +29,8 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 INDEXED = "indexed_attention"  #: its own choice of what is in sight
 _REACH = ("sliding_window", "attention_chunk_size")
 
-Mask: TypeAlias = Tensor | dict[str, Tensor]  #: for all layers, or for each type of layer
+#: For all layers, or for each type of layer; None for those without one.
+Mask: TypeAlias = Tensor | dict[str, Tensor | None] | None
 
 _SIZE = 64  #: of a head, where a configuration does not say
 UNLIMITED = 1 << 30  #: a model that says nothing of its context
@@ -65,9 +66,12 @@ class TransformersRunner:
 
     trees = True  #: whether nodes may branch
     packed = False
+    recurrent = False
+    limit = (0.0, float("inf"))
     means = "the model's own forward"
     reader: EncoderAdapter | None = None
     tracks = False  #: whether it reads the position of every cache slot
+    takes_cache = "past_key_values"  #: the argument that takes a cache
     states = "hidden_states"  #: the field of an output with the states after each layer
     #: fields of a configuration that say how many positions there are, the first that is there
     reaches: tuple[str, ...] = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
@@ -130,7 +134,7 @@ class TransformersRunner:
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
     ) -> Output:
         """Logits of the (last) nodes, and their states at the taps."""
-        tokens_BQ, positions_BQ, _, visible_BQW = nodes
+        tokens_BQ, positions_BQ, _, visible_BQW, _ = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
         with self.around(keys_BW, positions_BQ, visible_BQW):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
@@ -141,7 +145,7 @@ class TransformersRunner:
         cache: SlotCache,
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
-        mask: Mask | None,
+        mask: Mask,
         last: int | None,
         taps: tuple[int, ...],
     ) -> Output:
@@ -155,8 +159,8 @@ class TransformersRunner:
             output = self.model(
                 input_ids=tokens_BQ,
                 attention_mask=mask,
-                past_key_values=cache,
                 use_cache=True,
+                **{self.takes_cache: cache},
                 **extra,
             )
         logits: Tensor = output.logits

@@ -69,6 +69,8 @@ class LlamaRunner:
     """Runs the weights of a LlamaForCausalLM, or another of `FAMILIES`, on one CPU device."""
 
     trees = True
+    recurrent = False
+    limit = (0.0, float("inf"))
     reader: EncoderAdapter | None = None
 
     def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:

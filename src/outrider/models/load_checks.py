@@ -14,10 +14,11 @@ from outrider.errors import (
 from outrider.models import TreeDecoder
 from outrider.models.token_bytes import name_of
 from outrider.models.tree_inputs import causal, of_tree
-from outrider.tree import branching
+from outrider.tree import branching, chain
 from outrider.types import Inputs, LanguageModel, RowStore, Tokenizer, Tree
 
 CAPACITY = 128
+_LONG = 70  #: tokens of a text that is longer than what layers with states read at once
 _ADVICE = (
     "give a draft model with another tokenizer together with that tokenizer, draft_tokenizer=..., "
     "use one with the target's, or drafter='prompt_lookup', or drafter='reference_lookup' to copy "
@@ -182,6 +183,8 @@ def paths(model: TreeDecoder, name: str, tolerance: float | None = None) -> floa
         with runner.narrowed(4):
             counts = (2, 2) if model.trees else (1, 1, 1)
             worst = _paths(model, branching(counts, torch.device(model.device)))
+            if runner.recurrent and worst is not None:
+                worst = max(worst, _rounds(model))
     except (UnsupportedModel, NumericalError):
         raise
     except Exception as error:
@@ -225,10 +228,47 @@ def _paths(model: TreeDecoder, tree: Tree) -> float | None:
             lines.append((row, path, logits[0, length:, : model.vocab_size]))
     cache = model.open(len(lengths), CAPACITY, inputs)
     at = steps[:longest].expand(len(lengths), -1)
-    model.forward(cache, causal(tokens[:, :longest], at, CAPACITY), last=1)
     first = torch.tensor(lengths, device=device)
+    model.forward(cache, causal(tokens[:, :longest], at, CAPACITY, first), last=1)
     scores = model.forward(cache, of_tree(drafted, tree, first, CAPACITY)).logits_BQV
     return max(_gap(scores[row, path], logits) for row, path, logits in lines)
+
+
+def _rounds(model: TreeDecoder) -> float:
+    """What layers with states have to get right besides: text that is kept, and text that is not.
+
+    Two rows, one of them longer than the pieces that texts are read in; a tree of which they keep
+    unequal paths, a chain that is rejected in part, a tree. The last nodes of each are compared.
+    """
+    device = torch.device(model.device)
+    steps, lengths = torch.arange(_LONG, device=device), [_LONG, 6]
+    text = ordinary(torch.stack([steps * 7, steps * 5 + 4]), model.vocab_size)
+    first = torch.tensor(lengths, device=device)
+    cache = model.open(2, 2 * CAPACITY)
+    at = steps.expand(2, -1)
+    model.forward(cache, causal(text, at, 2 * CAPACITY, first), last=1)
+    texts = [text[row, :length] for row, length in enumerate(lengths)]
+    worst, tree = 0.0, branching((2, 2), device)
+    for drafted, kept in ((tree, [[1, 4], [-1, -1]]), (chain(4, device), [[1], [1]]), (tree, [])):
+        steps = torch.arange(drafted.nodes, device=device)
+        guesses = ordinary(torch.stack([steps * 11 + 2, steps * 3]), model.vocab_size)
+        nodes = of_tree(guesses, drafted, first, 2 * CAPACITY)
+        scores = model.forward(cache, nodes).logits_BQV
+        path = drafted.ancestors_BNN[0, -1].nonzero()[:, 0]
+        for row, known in enumerate(texts):
+            whole = torch.cat([known, guesses[row, path]])[None]
+            logits = model.runner.plain(whole)
+            assert logits is not None
+            expected = logits[0, len(known) :, : model.vocab_size]
+            worst = max(worst, _gap(scores[row, path], expected))
+        if not kept:
+            break
+        if not drafted.is_chain:
+            model.keep(cache, first, torch.tensor(kept, device=device))
+        some = [[0, *[node for node in nodes if node >= 0]] for nodes in kept]
+        texts = [torch.cat([t, g[n]]) for t, g, n in zip(texts, guesses, some, strict=True)]
+        first = torch.tensor([len(known) for known in texts], device=device)
+    return worst
 
 
 def _raw(model: TreeDecoder, inputs: Inputs) -> Inputs:

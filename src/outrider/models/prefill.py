@@ -43,12 +43,14 @@ def ingest(
     tokens_BL: Tensor,
     count: int,
     *,
+    settled_B: Tensor,
     start: int = 0,
     taps: tuple[int, ...] = (),
 ) -> list[tuple[Tensor, ...]]:
     """Write tokens `start` to `count` of every row, right-padded rows included, in chunks.
 
-    Entries beyond a row's own length are never visible to it and are overwritten later.
+    Entries beyond a row's own length are never visible to it and are overwritten later; its first
+    `settled_B` tokens are its text for good, in this call and later ones.
     The model's states of these tokens at the taps are returned, [B, n, E] for each chunk.
     """
     device = tokens_BL.device
@@ -58,7 +60,7 @@ def ingest(
         stop = min(first + CHUNK, count)
         at = torch.arange(first, stop, device=device)[None].expand(rows, -1)
         wide = width(model, stop, 0, cache.capacity)
-        nodes = causal(tokens_BL[:, first:stop], at, wide)
+        nodes = causal(tokens_BL[:, first:stop], at, wide, settled_B)
         if taps:
             states.append(model.forward(cache, nodes, taps=taps).hidden)
         else:

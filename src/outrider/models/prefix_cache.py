@@ -136,8 +136,8 @@ class PrefixHits(NamedTuple):
 
     def begin(self, model: LanguageModel, cache: Any) -> int:
         """Copy the beginning that is kept of every prompt; how many tokens of each that are."""
-        if not isinstance(cache, SlotCache):
-            return 0
+        if not isinstance(cache, SlotCache) or cache.recurrent is not None:
+            return 0  # a state stands for the whole of its text: there is no beginning to copy
         names = [_adapter(cache, row) for row in range(len(self.prompts))]
         each = [*zip(self.prompts, names, strict=True)]
         count = min(self.prefixes.known(model, prompt, name) for prompt, name in each)
@@ -149,7 +149,7 @@ class PrefixHits(NamedTuple):
 
     def keep(self, model: LanguageModel, cache: Any) -> None:
         """Keep the entries of the prompts, which have been read but for their last tokens."""
-        if isinstance(cache, SlotCache):
+        if isinstance(cache, SlotCache) and cache.recurrent is None:
             for row, prompt in enumerate(self.prompts):
                 self.prefixes.keep(model, prompt[:-1], cache, row)
 

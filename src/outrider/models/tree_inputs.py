@@ -11,8 +11,10 @@ from outrider.tree import numbers, visible
 from outrider.types import Nodes, Tree
 
 
-def causal(tokens_BQ: Tensor, at_BQ: Tensor, wide: int) -> Nodes:
+def causal(tokens_BQ: Tensor, at_BQ: Tensor, wide: int, settled_B: Tensor | None = None) -> Nodes:
     """Tokens at positions `at_BQ`, each of which sees everything before it. `wide` slots are seen.
+
+    `settled_B`: how far a row's text is known for good; None: up to the first of these tokens.
 
     >>> import torch
     >>> at = torch.arange(2)[None]
@@ -20,7 +22,7 @@ def causal(tokens_BQ: Tensor, at_BQ: Tensor, wide: int) -> Nodes:
     [[[True, False, False], [True, True, False]]]
     """
     seen = numbers(wide, at_BQ.device) <= at_BQ[..., None]
-    return Nodes(tokens_BQ, at_BQ, at_BQ, seen)
+    return Nodes(tokens_BQ, at_BQ, at_BQ, seen, at_BQ[:, 0] if settled_B is None else settled_B)
 
 
 def of_tree(tokens_BN: Tensor, tree: Tree, first_B: Tensor, wide: int) -> Nodes:
@@ -30,4 +32,4 @@ def of_tree(tokens_BN: Tensor, tree: Tree, first_B: Tensor, wide: int) -> Nodes:
         return causal(tokens_BN, slots_BN, wide)
     positions_BN = first_B[:, None] + tree.depth_BN
     seen = visible(tree.ancestors_BNN, first_B, 0, tree.nodes, wide)
-    return Nodes(tokens_BN, positions_BN, slots_BN, seen)
+    return Nodes(tokens_BN, positions_BN, slots_BN, seen, first_B)

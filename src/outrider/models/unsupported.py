@@ -11,37 +11,25 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
-from outrider.models import seq2seq
+from outrider.models import recurrent, seq2seq
 from outrider.models.config import decoder_of, read, states_width
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
 _EXPERTS = "how many tokens an expert takes depends on the whole call, so on a node's siblings"
 _STREAMS = "its decoder reads n-gram streams of one text, which have no place for a tree's mask"
-_CONVOLUTION = "its layers carry a convolution state, which cannot be rolled back or branched"
 
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
-    **dict.fromkeys(
-        ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), _RECURRENT
-    ),
+    **dict.fromkeys(("mamba", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), _RECURRENT),
     **dict.fromkeys(
         (
             "jamba",
-            "bamba",
             "zamba",
-            "zamba2",
-            "falcon_h1",
-            "granitemoehybrid",
-            "nemotron_h",
-            "qwen3_next",
-            "olmo_hybrid",
             "minimax",
             "plamo2",
-            "kimi_linear",
         ),
         _RECURRENT,
     ),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _CONVOLUTION),
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",
@@ -149,7 +137,7 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
         )
     layers: Sequence[str] = read(decoder_of(config), "layer_types", (list, tuple)) or ()
     others = sorted(set(layers) - LAYERS)
-    if others:
+    if others and kind not in recurrent.FAMILIES:
         refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
 
 
@@ -186,6 +174,11 @@ def check_cut(target: PretrainedConfig, apart: bool) -> None:
             f"a target that is cut for several processes reads text alone; got "
             f"{target.model_type!r}, which has an encoder; leave tensor_parallel out"
         )
+    if target.model_type in recurrent.FAMILIES:
+        raise UnsupportedModel(
+            "a target that is cut for several processes has attention layers alone; got "
+            f"{target.model_type!r}, whose layers keep states; leave tensor_parallel out"
+        )
     if not apart:
         raise UnsupportedModel(
             "heads and drafts made of the target's layers are lent its weights, of which a process "
@@ -210,7 +203,7 @@ def check(model: PreTrainedModel) -> None:
     name = type(model).__name__
     check_config(model.config, name)
     config = decoder_of(model.config)
-    if read(model, "_is_stateful", bool):
+    if read(model, "_is_stateful", bool) and model.config.model_type not in recurrent.FAMILIES:
         raise UnsupportedModel(
             f"{model.config.model_type!r} models are not supported: {_RECURRENT}; got {name}; use "
             "a model whose layers are all attention"

@@ -147,6 +147,8 @@ class WhisperRunner:
     """Runs a Whisper's weights on one CPU device; `shares` leaves an encoder that it has unused."""
 
     trees = True
+    recurrent = False
+    limit = (0.0, float("inf"))
 
     def __init__(
         self, model: Whisper, packed: bool, shares: bool = False, int8: bool = False
@@ -197,7 +199,7 @@ class WhisperRunner:
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
     ) -> Output:
         """Logits of the (last) nodes, and their states at the taps."""
-        tokens_BQ, positions_BQ, _, _ = nodes
+        tokens_BQ, positions_BQ, *_ = nodes
         cross = cache.inputs
         assert isinstance(cross, Cross), "rows without audio"
         call = self._attention.open(nodes)

@@ -65,7 +65,7 @@ def ragged_trees(model: PreTrainedModel, target: TreeDecoder) -> float:
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     cache = target.open(4, CAPACITY)
-    ingest(target, cache, tokens, int(length.max()))
+    ingest(target, cache, tokens, int(length.max()), settled_B=length)
     leaves = sorted(set(range(len(parents))) - set(parents))
     worst = 0.0
     for path in (kept, [[-1] * 3] * 4):

@@ -16,6 +16,7 @@ class Nodes(NamedTuple):
     positions_BQ: Tensor
     slots_BQ: Tensor  #: cache slot that each node is written to
     visible_BQW: Tensor  #: cache slots that each node sees, its own included
+    settled_B: Tensor  #: slots below it hold text for good: no later call writes there
 
 
 class Output(NamedTuple):

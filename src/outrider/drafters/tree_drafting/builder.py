@@ -81,15 +81,19 @@ class TreeBuilder:
             if self._nodes is None or self._nodes[0] != wide:
                 whole = of_tree(self._tokens[0], self.layout.tree, self.first_B, wide)
                 self._nodes = wide, whole
-            _, at, slots, seen = self._nodes[1]
+            some, whole = slice(start, stop), self._nodes[1]
             return Nodes(
-                self._tokens[-1], at[:, start:stop], slots[:, start:stop], seen[:, start:stop]
+                self._tokens[-1],
+                whole.positions_BQ[:, some],
+                whole.slots_BQ[:, some],
+                whole.visible_BQW[:, some],
+                self.first_B,
             )
         assert self._ancestors_BNN is not None
         slots = self.first_B[:, None] + numbers(stop, self.first_B.device)[start:]
         at = (self.first_B[:, None] + level.depth).expand_as(slots)
         seen = visible(self._ancestors_BNN, self.first_B, start, stop, wide)
-        return Nodes(self._tokens[-1], at, slots, seen)
+        return Nodes(self._tokens[-1], at, slots, seen, self.first_B)
 
     def add(self, level: TreeLevel, children: Children) -> None:
         """Hang the children of a level below its nodes.

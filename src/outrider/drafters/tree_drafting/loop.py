@@ -35,6 +35,8 @@ from outrider.types import (
     Verdict,
 )
 
+RESTS = 8  #: committed tokens that a draft model has not read when they are read as text
+
 
 class DrawKeys:
     """The names of the noise that a proposal may draw with."""
@@ -125,11 +127,13 @@ def read_on(
     tokens = context.tokens_BL.gather(1, at[:, :count])
     if ahead_Bm is not None:
         tokens = torch.cat([tokens, ahead_Bm], 1)
+    # a few tokens may be read again with the next draft, and cost little to be kept apart
+    settled_B = last_B1[:, 0] if count > RESTS else at[:, 0]
     early = 0 if count + more <= CHUNK else count - 1  # a long tail is read before, by chunks
     for first in range(0, early, CHUNK):
         some = slice(first, min(first + CHUNK, early))
-        model.forward(cache, causal(tokens[:, some], at[:, some], wide), last=1)
-    nodes = causal(tokens[:, early:], at[:, early:], wide)
+        model.forward(cache, causal(tokens[:, some], at[:, some], wide, settled_B), last=1)
+    nodes = causal(tokens[:, early:], at[:, early:], wide, settled_B)
     return model.forward(cache, nodes, last=1 + more)
 
 
@@ -219,7 +223,8 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     if not model.taps or model.follows:
         start = 0 if context.known is None else context.known.begin(model, cache)
         stop = context.bound - 1 - context.unread
-        ingest(model, cache, context.tokens_BL, stop, start=start)
+        settled_B = context.length_B - 1
+        ingest(model, cache, context.tokens_BL, stop, settled_B=settled_B, start=start)
         if context.known is not None and not context.unread:
             context.known.keep(model, cache)
     return cache

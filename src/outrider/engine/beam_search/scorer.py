@@ -140,6 +140,8 @@ class PrefixScorer:
         self._device = torch.device(model.device)
         self.cache: Cache = model.open(len(prompts), capacity, inputs)
         self._unread: Sequence[Sequence[int]] = prompts
+        sizes = [len(prompt) - 1 for prompt in prompts]
+        self._settled_B = torch.tensor(sizes, device=self._device)
 
     @inference
     def ready(self) -> None:
@@ -149,7 +151,8 @@ class PrefixScorer:
         """
         if self._unread:
             tokens_BL = self._tokens(self._unread)
-            ingest(self.model, self.cache, tokens_BL, tokens_BL.shape[1] - 1)
+            count = tokens_BL.shape[1] - 1
+            ingest(self.model, self.cache, tokens_BL, count, settled_B=self._settled_B)
         self._unread = ()
 
     def _tokens(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -240,7 +243,8 @@ class PrefixScorer:
         )  # what is read may lie behind what is written
         wide = width(self.model, last + 1, 0, self.capacity)
         made = (torch.from_numpy(table) for table in (tokens, at, slots, seen[..., :wide]))
-        return Nodes(*(table.to(self._device) for table in made))
+        ids, places, lines, sees = (table.to(self._device) for table in made)
+        return Nodes(ids, places, lines, sees, self._settled_B)
 
     def prune(self, row: int, running: Sequence[Prefix]) -> None:
         """Keep what running texts begin with, and what was scored below them; free the rest."""

@@ -180,7 +180,8 @@ def _broadcast(x: Tensor, group: Group) -> None:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    return x.contiguous().flatten().view(torch.uint8)
+    # a column of one row counts as contiguous whatever its stride
+    return x.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _length(form: tuple[torch.dtype, torch.Size]) -> int:

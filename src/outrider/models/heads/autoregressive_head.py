@@ -115,7 +115,7 @@ class AutoregressiveHead:
 
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
         """Write the nodes' entries; [B, Q or last, K]."""
-        _, positions_BQ, slots_BQ, visible_BQW = nodes
+        _, positions_BQ, slots_BQ, visible_BQW, _ = nodes
         wide, device = visible_BQW.shape[-1], slots_BQ.device
         slot_W = numbers(wide, device)
         # the last slot that a node sees before its own holds the token before it

@@ -107,7 +107,7 @@ def agreement(model: LanguageModel, texts: Sequence[Written], temperature: float
         slots = text.at_1m[:, -1:] + 1 + torch.arange(many, device=text.at_1m.device)
         number = torch.arange(wide, device=slots.device)
         seen = (number < text.at_1m[..., None]) | (number == slots[..., None])
-        nodes = Nodes(text.tokens_1m, text.at_1m, slots, seen)
+        nodes = Nodes(text.tokens_1m, text.at_1m, slots, seen, slots[:, 0])
         logits = model.forward(text.cache, nodes).logits_BQV[0]
         law_mV = (logits.float() / temperature).softmax(-1)
         found["greedy"].append(float((logits.argmax(-1) == text.best_m).sum()))

@@ -1,0 +1,71 @@
+"""States that decay and gain an outer product for each token: S <- decay S + key delta'.
+
+Gated delta rules, SSD and lightning attention differ in how a token's `delta` comes about and in
+what is read of the state; what they log, and how a log is applied, is the same. Names follow
+hybrid models' own papers; tables are [B, Q, H, ...] float32, states [B, H, K, V].
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class OuterProductState:
+    """How a state is advanced by its log.
+
+    An entry is a decay [B, H] or [B, H, K], a key [B, G, K], which groups of heads may share, and a
+    delta [B, H, V]. The last of a recurrence's inputs is the log of the decay.
+    """
+
+    def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
+        """The state behind one node, written to `into`: it may be `state`."""
+        decay, key, delta = entries
+        key = per_head(key, delta.shape[1], 1)
+        factor = decay[..., None] if decay.dim() == 3 else decay[..., None, None]
+        # one operation whoever calls: a fused multiply-add rounds otherwise than two steps
+        made = torch.mul(state, factor, out=into)
+        return made.addcmul_(key[..., None], delta[..., None, :])
+
+    def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
+        """Entries that leave the states of other rows as they are: times one, plus zero."""
+        decay, key, delta = entries
+        off_B = ~on_B
+        off = off_B.view(-1, *[1] * (decay.dim() - 1))
+        return [decay.masked_fill(off, 1.0), key, delta.masked_fill(off_B[:, None, None], 0.0)]
+
+    def settle(
+        self, state: Tensor, on_BQ: Tensor, entries: tuple[Tensor, ...], *inputs: Tensor
+    ) -> Tensor:
+        """The state behind those tokens of a piece that are `on`."""
+        _, key, delta = entries
+        log = inputs[-1]
+        on = on_BQ.view(*on_BQ.shape, *[1] * (log.dim() - 2))
+        gone = torch.where(on, log, 0.0).cumsum(1)
+        left = torch.where(on, (gone[:, -1:] - gone).exp(), 0.0)
+        whole = gone[:, -1].exp()
+        key = per_head(key, delta.shape[2], 2)
+        if log.dim() == 3:
+            left, whole = left[..., None], whole[..., None]
+        added = (key * left).permute(0, 2, 3, 1) @ delta.transpose(1, 2)
+        return torch.addcmul(added, state, whole[..., None])
+
+
+def per_head(key: Tensor, heads: int, dim: int) -> Tensor:
+    """Keys of groups, once for each head of the group."""
+    groups = key.shape[dim]
+    return key if groups == heads else key.repeat_interleave(heads // groups, dim)
+
+
+def along_paths(log_BQH: Tensor, ancestors_BQQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Log decay along each node's path [B, H, Q], and decay from each ancestor on [B, H, Q, Q].
+
+    The decay is 0 from nodes that are no ancestors.
+
+    >>> one = torch.ones(1, 2, 2, dtype=torch.bool).tril()
+    >>> along_paths(torch.tensor([[[-1.0], [-2.0]]]), one)[0].tolist()
+    [[[-1.0, -3.0]]]
+    """
+    path = torch.einsum("bij,bjh->bhi", ancestors_BQQ.to(log_BQH.dtype), log_BQH)
+    between = path[..., :, None] - path[..., None, :]
+    return path, between.masked_fill(~ancestors_BQQ[:, None], -torch.inf).exp()

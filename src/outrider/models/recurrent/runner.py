@@ -1,0 +1,61 @@
+"""Runs models some of whose layers keep a state: their own forward, with handles for states."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.errors import UnsupportedModel
+from outrider.models.config import read
+from outrider.models.hf import FULL, Mask, TransformersRunner
+from outrider.models.recurrent import LAYERS
+from outrider.models.recurrent.hooks import install
+
+#: Other names for full attention, of layers that may keep a state besides.
+_FULL = frozenset({FULL, "attention", "hybrid"})
+#: Kinds of layers without either.
+_NEITHER = frozenset({"mlp", "moe"})
+
+
+class RecurrentRunner(TransformersRunner):
+    """`ForCausalLM.forward` over trees, for mixers that call functions behind our wrappers."""
+
+    recurrent = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if not install(model):
+            raise UnsupportedModel(
+                f"the mixers of {type(model).__name__} call none of the functions that outrider "
+                "can stand before; got a modelling file of another version of transformers; "
+                "install transformers 5.23 or later"
+            )
+        super().__init__(model)
+        if "past_key_values" not in self._takes:
+            self.takes_cache = "cache_params"
+        #: what the mixers cut the steps of their recurrences to
+        self.limit = limit_of(model.modules())
+
+    def masks(self, visible_BQW: Tensor, positions_BQ: Tensor, keys_BW: Tensor | None) -> Mask:
+        """Masks of the attention layers under any name, and None for those that keep a state."""
+        if self.takes_cache == "cache_params":
+            return None  # no layer attends
+        made = super().masks(visible_BQW, positions_BQ, keys_BW)
+        named: dict[str, Tensor | None] = {FULL: made} if not isinstance(made, dict) else made
+        full = next((named[kind] for kind in _FULL if kind in named), None)
+        return {**dict.fromkeys(_FULL, full), **named, **dict.fromkeys(LAYERS)}
+
+    def _cuts(self) -> bool:
+        if self._kinds is None:
+            return super()._cuts()
+        return bool(set(self._kinds) - LAYERS - _FULL - _NEITHER)
+
+
+def limit_of(parts: Iterable[object]) -> tuple[float, float]:
+    """The `time_step_limit` of a model's mixers, (0, inf) if they name none.
+
+    Their one-token function is not told of it, so that transformers' decoding goes on otherwise
+    than its whole forward, which is what the model was trained as.
+    """
+    found = (read(part, "time_step_limit", (tuple, list)) for part in parts)
+    low, high = next((limit for limit in found if limit is not None), (0.0, float("inf")))
+    return float(low), float(high)

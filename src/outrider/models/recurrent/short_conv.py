@@ -1,0 +1,73 @@
+"""Short causal convolutions over time: a window of three or four tokens, and no other state.
+
+The inputs of nodes lie in a ring by slot; a node's window is gathered through its ancestors. Alone
+in LFM2, ahead of the recurrence in nearly all other kinds of mixers.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from outrider.models.recurrent.hooks import Function, StateHandle
+
+
+def over_windows(
+    x_BCQK: Tensor, weight_CK: Tensor, bias_C: Tensor | None, activation: str | None
+) -> Tensor:
+    """The convolution [B, C, Q] of windows, added tap by tap: one order whatever the call.
+
+    >>> import torch
+    >>> over_windows(torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[3.0, 4.0]]), None, None)
+    tensor([[[11.]]])
+    """
+    weight_CK = weight_CK.float()
+    out = x_BCQK[..., 0] * weight_CK[:, 0, None]
+    for tap in range(1, weight_CK.shape[1]):
+        out = out + x_BCQK[..., tap] * weight_CK[:, tap, None]
+    if bias_C is not None:
+        out = out + bias_C.float()[:, None]
+    out = out.to(x_BCQK.dtype)  # as transformers' own: rounded ahead of the activation
+    return out if activation is None else ACT2FN[activation](out)
+
+
+def wrap_fn(theirs: Function) -> Function:
+    """`causal_conv1d_fn` that takes windows, as a cache of ours returns them."""
+
+    def causal_conv1d_fn(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **more: object,
+    ) -> Tensor:
+        if x.dim() != 4:
+            return theirs(x, weight, bias, activation=activation, **more)  # type: ignore[no-any-return]
+        return over_windows(x, weight, bias, activation)
+
+    return causal_conv1d_fn
+
+
+def wrap_update(theirs: Function) -> Function:
+    """`causal_conv1d_update` that takes a handle: one token goes the way of several."""
+
+    def causal_conv1d_update(
+        x: Tensor,
+        conv_state: Tensor | StateHandle,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **more: object,
+    ) -> Tensor:
+        if not isinstance(conv_state, StateHandle):
+            return theirs(x, conv_state, weight, bias, activation, **more)  # type: ignore[no-any-return]
+        windows = conv_state.windows(x, weight.shape[-1])
+        return over_windows(windows, weight, bias, activation)
+
+    return causal_conv1d_update
+
+
+WRAPPERS: Mapping[str, Function] = {
+    "causal_conv1d_fn": wrap_fn,
+    "causal_conv1d_update": wrap_update,
+}

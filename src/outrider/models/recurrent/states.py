@@ -1,0 +1,286 @@
+"""What layers with a state keep of rows: a state of the settled text, and a log behind it.
+
+A row's state stands at the end of its settled text (`base_B`). What later nodes add to it lies in a
+ring by slot: the entries of the update, inputs of convolutions, and the slot of each node's parent.
+Nothing is undone: an entry that was rejected is written over, an accepted path is moved next to its
+root (`keep`), and settled entries are applied one by one, by the operation that made the nodes' own
+states, so that a state has the same bits whether its text was drafted or not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outrider.models.recurrent.call import NodeStates, StateCall
+from outrider.types import Nodes
+
+RING = 32  #: slots of a log to begin with; doubled for larger trees
+UNLIMITED = (0.0, float("inf"))
+BEHIND = 8  #: slots ahead of the state whose convolution inputs are still read
+
+
+class Recurrence(Protocol):
+    """A rule by which tokens update a state. Tables are [B, Q, ...], one line for each node."""
+
+    def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Of a row's state, and of one node's entries in the log."""
+
+    def over_nodes(self, nodes: NodeStates, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs of a call's nodes and their entries, each from its parent's state."""
+
+    def over_text(
+        self, state: Tensor, ancestors_BQQ: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same of a piece of text that stands behind `state`, all at once."""
+
+    def settle(
+        self, state: Tensor, on_BQ: Tensor, entries: tuple[Tensor, ...], *inputs: Tensor
+    ) -> Tensor:
+        """The state behind those tokens of a piece that are `on`."""
+
+    def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
+        """The state behind one node with these entries, written to `into`: it may be `state`."""
+
+    def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
+        """Entries that leave the states of other rows as they are, bit for bit."""
+
+
+@dataclass
+class StateLog:
+    """One layer's states, and the entries of what came behind them."""
+
+    recurrence: Recurrence
+    state: Tensor  #: [seats, ...] float32
+    entries: tuple[Tensor, ...]  #: [seats, R, ...] each
+
+
+class RecurrentStates:
+    """States, logs and convolution inputs of all layers that have some. A `RowStore`.
+
+    A row's part has one size however long its text:
+
+    >>> states = RecurrentStates(2, torch.device("cpu"))
+    >>> states.take([1]).base_B.tolist()
+    [0]
+    """
+
+    def __init__(
+        self, rows: int, device: torch.device, limit: tuple[float, float] = UNLIMITED
+    ) -> None:
+        self.rows, self.seats, self.ring = rows, rows, RING
+        self.base_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._parent_BR = torch.full((rows, RING), -1, device=device)
+        self.logs: dict[int, StateLog] = {}
+        self.inputs: dict[tuple[int, int], Tensor] = {}  # layer, number -> [seats, R, C]
+        self._call: StateCall | None = None
+        self.limit = limit  #: what a model's whole forward cuts the steps of its recurrences to
+
+    # ------------------------------------------------------------------ calls
+
+    def begin(self, nodes: Nodes) -> Nodes:
+        """Apply what is settled, and set what the next forward reads; the nodes that it reads.
+
+        Nodes in slots that are settled already are the first one behind them once more: they write
+        what it writes, where it does.
+        """
+        base_B, slots_BQ = self.base_B[: self.rows], nodes.slots_BQ
+        first_B = slots_BQ.amin(1)
+        self._apply((torch.minimum(nodes.settled_B, first_B) - base_B).clamp(min=0))
+        if bool((first_B < base_B).any()):
+            nodes = _behind(nodes, base_B)
+            slots_BQ = nodes.slots_BQ
+            first_B = torch.maximum(first_B, base_B)
+        if bool((nodes.settled_B > first_B).any()):
+            self._call = StateCall.reading(nodes, self.ring)
+            self.base_B[: self.rows] = torch.maximum(base_B, self._call.settled_B)
+        else:
+            self._fit(self.seats, int((slots_BQ.amax(1) - base_B).max()) + 1 + BEHIND)
+            self._call = StateCall.growing(nodes, base_B, self._parent_BR[: self.rows])
+        self._call.note(self._parent_BR[: self.rows], self._call.parent_BQ)
+        return nodes
+
+    def windows(self, layer: int, number: int, x_BCQ: Tensor, size: int) -> Tensor:
+        """Write inputs of a layer's convolution; of each node and those before it [B, C, Q, K]."""
+        call = self._here()
+        x_BQC = x_BCQ.mT
+        if (layer, number) not in self.inputs:
+            shape = (self.seats, self.ring, x_BQC.shape[2])
+            self.inputs[layer, number] = x_BCQ.new_zeros(shape)
+        ring_BRC = self.inputs[layer, number][: self.rows]
+        found = call.windows(ring_BRC, x_BQC, size)
+        return found.permute(0, 3, 1, 2)
+
+    def recur(self, layer: int, recurrence: Recurrence, *inputs: Tensor) -> Tensor:
+        """Outputs [B, Q, ...] of a layer's recurrence over the call's nodes, written to its log."""
+        call, rows = self._here(), self.rows
+        if layer not in self.logs:
+            self.logs[layer] = self._log(recurrence, inputs)
+        log = self.logs[layer]
+        log.recurrence = recurrence
+        state = log.state[:rows]
+        if call.pieces:
+            out, entries, settled = call.read(recurrence, state, inputs)
+            state.copy_(settled)
+        else:
+            some = tuple(ring[:rows] for ring in log.entries)
+            out, entries = recurrence.over_nodes(NodeStates(call, recurrence, state, some), *inputs)
+        for ring, entry in zip(log.entries, entries, strict=True):
+            call.note(ring[:rows], entry)
+        return out
+
+    def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the accepted path (node numbers, -1 padded) next to its root at slot `first_B`."""
+        depth = path_BD.shape[1]
+        if not depth:
+            return
+        to = first_B[:, None] + torch.arange(1, depth + 1, device=path_BD.device)
+        source = torch.where(path_BD >= 0, first_B[:, None] + path_BD, to)
+        into, of = to % self.ring, source % self.ring
+        for table in self._rings():
+            ring = table[: self.rows]
+            ring.scatter_(1, _wide(into, ring), ring.gather(1, _wide(of, ring)))
+        self._parent_BR[: self.rows].scatter_(1, into, to - 1)
+
+    # ------------------------------------------------------------------ rows come and go
+
+    def take(self, rows: Sequence[int]) -> "RecurrentStates":
+        """A copy of these rows, in this order."""
+        few = RecurrentStates(len(rows), self.base_B.device, self.limit)
+        at = torch.tensor(list(rows), dtype=torch.int64, device=self.base_B.device)
+        few.ring = self.ring
+        few._change(self, lambda table: table.index_select(0, at))
+        return few
+
+    def put(self, seats: Sequence[int], other: "RecurrentStates") -> Self:
+        """Write the rows of `other` into these seats; returns this object."""
+        rows = max(self.rows, 1 + max(seats, default=-1))
+        if other.ring < self.ring:
+            other = other.take(range(other.rows))
+        ring = max(self.ring, other.ring)
+        other._fit(other.seats, ring)
+        self._fit(rows, ring)
+        self.rows, self._call = rows, None
+        for layer, log in other.logs.items():
+            if layer not in self.logs:
+                tables = (_seated(t, self.seats) for t in (log.state, *log.entries))
+                self.logs[layer] = StateLog(log.recurrence, next(tables), tuple(tables))
+        for name, table in other.inputs.items():
+            self.inputs.setdefault(name, _seated(table, self.seats))
+        at = torch.tensor(list(seats), dtype=torch.int64, device=self.base_B.device)
+        for place, mine in self._tables().items():
+            theirs = other._tables().get(place)
+            if theirs is None:  # nothing was read there yet
+                mine.index_fill_(0, at, 0)
+            else:
+                mine.index_copy_(0, at, theirs[: other.rows])
+        return self
+
+    def narrow(self, rows: int) -> Self:
+        """The first rows; the seats behind them are free for `put`."""
+        self.rows, self._call = rows, None
+        return self
+
+    @property
+    def bytes(self) -> int:
+        """What all seats take."""
+        return sum(table.numel() * table.element_size() for table in self._tables().values())
+
+    # ------------------------------------------------------------------ inside
+
+    def _here(self) -> StateCall:
+        assert self._call is not None, "a forward without `begin`"
+        return self._call
+
+    def _log(self, recurrence: Recurrence, inputs: Sequence[Tensor]) -> StateLog:
+        """Zeroed tables for a layer with inputs like these."""
+        state, entries = recurrence.shapes(*inputs)
+        made = [
+            torch.zeros(self.seats, *shape, device=inputs[0].device)
+            for shape in (state, *((self.ring, *entry) for entry in entries))
+        ]
+        return StateLog(recurrence, made[0], tuple(made[1:]))
+
+    def _apply(self, count_B: Tensor) -> None:
+        """Advance the rows' states by so many entries of the log each."""
+        rows = torch.arange(self.rows, device=count_B.device)
+        base_B = self.base_B[: self.rows]
+        for step in range(int(count_B.max()) if self.rows else 0):
+            at, on_B = (base_B + step) % self.ring, count_B > step
+            every = bool(on_B.all())
+            for log in self.logs.values():
+                entries = [ring[rows, at] for ring in log.entries]
+                if not every:
+                    entries = log.recurrence.idle(entries, on_B)
+                state = log.state[: self.rows]
+                log.recurrence.advance(state, entries, state)
+        base_B += count_B
+
+    def _rings(self) -> list[Tensor]:
+        """All tables that are addressed by slot but the parents'."""
+        return [*self.inputs.values(), *(t for log in self.logs.values() for t in log.entries)]
+
+    def _tables(self) -> dict[tuple[object, ...], Tensor]:
+        """All tables by name, [seats, ...] each."""
+        tables: dict[tuple[object, ...], Tensor] = {
+            ("base",): self.base_B,
+            ("parent",): self._parent_BR,
+        }
+        for name, table in self.inputs.items():
+            tables["inputs", *name] = table
+        for layer, log in self.logs.items():
+            for number, table in enumerate((log.state, *log.entries)):
+                tables["log", layer, number] = table
+        return tables
+
+    def _change(self, source: "RecurrentStates", to: Callable[[Tensor], Tensor]) -> None:
+        """Take the tables of `source`, each changed in the same way."""
+        self.base_B, self._parent_BR = to(source.base_B), to(source._parent_BR)
+        self.inputs = {name: to(table) for name, table in source.inputs.items()}
+        self.logs = {
+            layer: replace(log, state=to(log.state), entries=tuple(map(to, log.entries)))
+            for layer, log in source.logs.items()
+        }
+
+    def _fit(self, seats: int, ring: int) -> None:
+        """Longer tables if there are fewer seats or slots."""
+        if ring > self.ring:
+            old, self.ring = self.ring, 1 << (ring - 1).bit_length()
+            place = torch.arange(self.ring, device=self.base_B.device)
+            lowest = self.base_B[:, None] - BEHIND
+            # the slot of each new place that is nearest above the lowest that is still read
+            at = (lowest + (place - lowest) % self.ring) % old
+            self._parent_BR = self._parent_BR.gather(1, at)
+            self.inputs = {n: t.gather(1, _wide(at, t)) for n, t in self.inputs.items()}
+            for log in self.logs.values():
+                log.entries = tuple(t.gather(1, _wide(at, t)) for t in log.entries)
+        if seats > self.seats:
+            self.seats = max(seats, 2 * self.seats)
+            self._change(self, lambda table: _padded(table, self.seats))
+
+
+def _behind(nodes: Nodes, base_B: Tensor) -> Nodes:
+    """The nodes of chains, those below `base_B` replaced by the first one that is not."""
+    queries = nodes.slots_BQ.shape[1]
+    known_B1 = (nodes.slots_BQ < base_B[:, None]).sum(1, keepdim=True)
+    assert bool((known_B1 < queries).all()), "a call reads settled text alone"
+    at = torch.maximum(torch.arange(queries, device=base_B.device), known_B1)
+    tokens, positions, slots, seen = (table.gather(1, _wide(at, table)) for table in nodes[:4])
+    return Nodes(tokens, positions, slots, seen, nodes.settled_B)
+
+
+def _wide(at_BQ: Tensor, table: Tensor) -> Tensor:
+    """An index [B, Q] as `gather` and `scatter_` want it for a table [B, R, ...]."""
+    at = at_BQ.view(*at_BQ.shape, *[1] * (table.dim() - 2))
+    return at.expand(-1, -1, *table.shape[2:])
+
+
+def _padded(table: Tensor, seats: int) -> Tensor:
+    return pad(table, (*[0] * (2 * table.dim() - 1), seats - table.shape[0]))
+
+
+def _seated(table: Tensor, seats: int) -> Tensor:
+    return table.new_zeros(seats, *table.shape[1:])
