@@ -55,8 +55,10 @@ def test_numbers_are_those_that_transformers_reads(files, name, kind):
     path = files(name, kind)
     model = ModelSource(path, "target").model(weight_only.STORED, CPU)
     assert model.dtype == torch.float32
-    expected = widened(path)(TEXT).logits
-    torch.testing.assert_close(model(TEXT).logits, expected, rtol=1e-4, atol=1e-4)
+    found, expected = model(TEXT).logits, widened(path)(TEXT).logits
+    # inputs of whole weights are rounded to 16 bits
+    near = 5e-6 if kind in ("F16", "BF16") else 1e-3
+    assert (found - expected).abs().max() <= near * expected.abs().max()
     for leaf, weight in model.named_parameters():
         packed = isinstance(weight, weight_only.WeightOnlyTensor)
         assert packed == (weight.dim() == 2), leaf

@@ -62,7 +62,7 @@ def test_trees_past_the_choice_score_as_their_paths_while_rows_move(kind):
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     cache = target.open(2, CAPACITY)
-    ingest(target, cache, tokens, 15)
+    ingest(target, cache, tokens, 15, settled_B=length)
     for path in ([[1, 4], [2, 5]], [[-1, -1]] * 2):
         drafted = torch.randint(3, 97, (2, tree.nodes), generator=random)
         scores = target.forward(cache, of_tree(drafted, tree, length, CAPACITY)).logits_BQV

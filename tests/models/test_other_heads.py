@@ -23,6 +23,7 @@ from outrider.models.heads import (
     HeadModel,
     ParallelHead,
     blockwise,
+    mtp,
 )
 from outrider.models.heads.mtp import Mtp
 from outrider.types import PLAIN
@@ -243,6 +244,34 @@ def test_targets_without_such_a_layer_are_refused(tmp_path):
     save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigurationError, match="cannot read the multi-token prediction layer"):
         outrider.load(tmp_path, "mtp", **LOAD)
+    left = {name: weight for name, weight in weights.items() if "mtp." not in name}
+    save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigurationError, match="not one tensor of it, though its configuration"):
+        outrider.load(tmp_path, "mtp", **LOAD)
+
+
+def test_layers_that_transformers_does_not_build_are_named(tmp_path):
+    """As of Qwen3-Next, whose checkpoints have `mtp.*` and whose configuration does not say so."""
+    llama().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["mtp.fc.weight"] = torch.zeros(2, 2)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    said = r"none \(1 tensors of its checkpoint .* mtp.fc.weight, which transformers .* 'llama'"
+    with pytest.raises(ConfigurationError, match=said):
+        outrider.load(tmp_path, "mtp", **LOAD)
+
+
+def test_of_several_layers_the_first_drafts(monkeypatch):
+    model = deepseek()
+    model.config.num_mtp_layers = 2
+    torch.manual_seed(1)
+    made = MtpModel(model, 2)
+    monkeypatch.setattr(mtp.pretrained, "read_mtp", lambda kind, target, **how: made)
+    speculator = outrider.load(model, "mtp", branching=(2, 1, 1), **LOAD)
+    assert speculator.engine.drafter.model.runner.head.model is made
+    greedy = [SamplingParams(0)] * 5
+    own = decode(speculator.plain().engine, PROMPTS, greedy, StopConditions(12))[0]
+    assert decode(speculator.engine, PROMPTS, greedy, StopConditions(12))[0] == own
 
 
 def test_greedy_text_of_every_head_is_the_targets(tmp_path):

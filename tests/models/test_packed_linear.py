@@ -68,6 +68,18 @@ def test_blocks_keep_their_bits_and_values(format: str, outputs: int, inputs: in
     assert torch.equal(weight.rows(ids), dense_of(format, rows)[ids])
 
 
+def bound_of(format: str, x: Tensor, dense: Tensor) -> Tensor:
+    """How far from the exact product [rows, outputs] a sum may be: its error grows with its terms,
+    not with what is left of them. Inputs of whole weights are rounded to 16 bits, by blocks."""
+    x, dense = x.double().abs(), dense.double().abs()
+    bound = x @ dense.T * 2**-21
+    if format not in DENSE:
+        blocks = x.unflatten(-1, (-1, 16 if format == "q6_k" else 32))
+        half = (blocks.amax(-1, keepdim=True) / 32767 / 2).expand_as(blocks).flatten(-2)
+        bound = bound + half @ dense.T * (1 + 2**-10)
+    return bound
+
+
 @pytest.mark.parametrize("format", FILES)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_a_row_is_one_sum_near_the_exact_one_in_every_call(
@@ -79,8 +91,7 @@ def test_a_row_is_one_sum_near_the_exact_one_in_every_call(
     x = torch.randn(70, inputs, generator=torch.Generator().manual_seed(2))
     answer, weight = run(x), dense_of(format, rows).double()
     exact = x.double() @ weight.T + bias_O.double()
-    # a sum's error grows with its terms, not with what is left of them
-    bound = (x.double().abs() @ weight.abs().T + bias_O.abs()) * 2**-21
+    bound = bound_of(format, x, weight) + bias_O.abs() * 2**-21
     assert ((answer.double() - exact).abs() <= bound).all()
     for count in (*range(1, 15), 31, 60, 65):
         assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
@@ -137,7 +148,7 @@ def test_groups_of_inputs_share_scales(bits: int, size: int, minimum: bool) -> N
     run = PackedLinear(packed)
     x = torch.randn(70, 384, generator=torch.Generator().manual_seed(8))
     answer = run(x)
-    bound = (x.double().abs() @ dense.double().abs().T) * 2**-21
+    bound = bound_of(packed.format, x, dense)
     assert ((answer.double() - x.double() @ dense.double().T).abs() <= bound).all()
     for count in (1, 2, 3, 4, 5, 6, 7, 20, 64, 65):
         assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
@@ -189,6 +200,43 @@ def test_what_is_not_finite_stays_so(format: str, bad: float) -> None:
         assert not finite[:, 3].any()
         assert finite[:, :3].all()
         assert finite[:, 4:].all()
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_inputs_that_are_not_finite_stay_in_their_row(format: str) -> None:
+    rows = blocks_of(format, 20, 256)
+    run = PackedLinear(PackedWeight.from_blocks(torch.from_numpy(rows), format, 256))
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(10))
+    clean = run(x)
+    x[1, 7], x[3, 250] = float("nan"), -float("inf")
+    answer = run(x)
+    assert torch.equal(answer[::2], clean[::2])
+    assert not answer[1::2].isfinite().any()
+
+
+@pytest.mark.parametrize("format", [name for name in FILES if name not in DENSE])
+def test_inputs_of_any_size_have_a_scale(format: str) -> None:
+    rows = blocks_of(format, 20, 256)
+    run = PackedLinear(PackedWeight.from_blocks(torch.from_numpy(rows), format, 256))
+    x = torch.randn(1, 256, generator=torch.Generator().manual_seed(11))
+    for power in (-60, 60):
+        torch.testing.assert_close(run(x * 2.0**power), run(x) * 2.0**power)
+    assert not run(torch.full((1, 256), 1e-40)).any()
+    assert not run(torch.zeros(2, 256)).any()
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_1", "q6_k"])
+def test_the_largest_whole_numbers_do_not_overflow(format: str) -> None:
+    fill = {"q8_0": 0x80, "q4_1": 0xFF, "q6_k": 0xFF}[format]
+    rows = np.full_like(blocks_of(format, 16, 256), fill)
+    parts = rows.reshape(16, -1, FORMATS[format].block)
+    places = {"q8_0": [0], "q4_1": [0, 2], "q6_k": [208]}[format]
+    for at in places:
+        parts[..., at : at + 2] = np.array([1.0], dtype=np.float16).view(np.uint8)
+    run = PackedLinear(PackedWeight.from_blocks(torch.from_numpy(rows), format, 256))
+    dense = dense_of(format, rows)
+    for x in (torch.ones(1, 256), -torch.ones(1, 256)):
+        torch.testing.assert_close(run(x), x @ dense.T)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(40, 64), (336, 768), (96, 544), (70, 1120)])

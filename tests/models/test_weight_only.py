@@ -57,7 +57,10 @@ def test_models_compute_with_the_rounded_weights(dtype):
         small = kept(model, dtype)
         found = small(ids).logits
         assert small.dtype == found.dtype == torch.float32
-        torch.testing.assert_close(found, dense(small)(ids).logits, rtol=1e-4, atol=1e-4)
+        expected = dense(small)(ids).logits
+        # inputs of whole weights are rounded to 16 bits
+        near = 1e-3 if dtype in weight_only.QUANTISED else 1e-5
+        assert (found - expected).abs().max() <= near * expected.abs().max()
         assert torch.equal(model(ids).logits, before)  # whose tensors it was made of
         rounded = (found - before).abs().max()
         assert rounded < 1e-4 if dtype == "float32" else rounded > 1e-4

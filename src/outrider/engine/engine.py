@@ -40,6 +40,7 @@ from outrider.engine.speculation_policy import (
     measure,
     named,
 )
+from outrider.engine.zero_acceptance import DraftWatch, zero_reason
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models import budget
 from outrider.sampling.sampling_params import SamplingParams
@@ -100,6 +101,7 @@ class Engine:
         drafts = any(shape.max_depth for shape in drafter.shapes)
         self.planner = named(planner) if drafts else FixedLength()  # nothing to choose
         self.costs, self.kept = costs, kept
+        self.watch = DraftWatch()  #: whether anything of a draft model is kept
         self.paces = LookaheadDepths()  #: of beam searches
         #: What measuring may take: what is left of a load's, or as much as a load has.
         self.budget = budget.unspent()
@@ -167,6 +169,19 @@ class Engine:
                 if self.kept is not None:
                     self.kept(self.costs)
         return self.costs
+
+    def note_zero(self, ids: Sequence[int]) -> None:
+        """Say once that nothing of the draft model is kept, and why; `ids` is a text of late."""
+        model = getattr(self.drafter, "model", None)
+        if model is None or self.foreseeing is not None:
+            return
+        try:
+            reason = zero_reason(self.target, model, ids)
+        except (RuntimeError, ValueError) as error:  # a reason is no reason to stop
+            reason = f"the reason cannot be looked for ({error})"
+        looks = self.watch.looks
+        self.watch.why = f"none of the first {looks} drafted tokens looked at was kept: {reason}"
+        _log.warning("the draft of %r is of no use here: %s", self.drafter.name, self.watch.why)
 
     def alone(self) -> "Engine":
         """The same, but that a planner plans each row of a batch as if it were alone."""

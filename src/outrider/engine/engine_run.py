@@ -231,6 +231,8 @@ class EngineRun(Iterator[StepOutput]):
         stats = self._requests.stats
         report = self.engine.planner.report(self._plan)
         stats.predicted_ms, stats.why_plain = report
+        if not isinstance(self.engine.planner, FixedLength):
+            stats.why_plain = self.engine.watch.why or stats.why_plain
         stats.why_eager = self.engine.eager
         if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
             stats.clock(self._clock.read())
@@ -392,7 +394,8 @@ class EngineRun(Iterator[StepOutput]):
         ]
         free = self._free([row.request for row in rows])
         seats, unread = self._scheduler.seats, batch.context.unread
-        view = BatchView(rows, seats.count, free, self._closed and not seats.waiting, unread)
+        closed, dropped = self._closed and not seats.waiting, bool(self.engine.watch.why)
+        view = BatchView(rows, seats.count, free, closed, unread, dropped)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if shape._replace(most_B=None, sizes=None) not in shapes:
@@ -427,6 +430,9 @@ class EngineRun(Iterator[StepOutput]):
         pending: InFlightOutput | None = None,
     ) -> None:
         blocks = self._requests.tell(block, numbers, pending)
+        if self.engine.watch.saw(blocks) and self._scheduler.batch is not None:
+            context, row = self._scheduler.batch.context, 0
+            self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
         took = None if self._lag else 1e3 * self._took
         done = StepReport(blocks, draft.tree.nodes, draft.tree.max_depth, took)
         self._plan = self.engine.planner.learn(self._plan, done)

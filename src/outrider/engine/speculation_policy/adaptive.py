@@ -165,7 +165,7 @@ class Adaptive:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
         rows = view.rows
         state.view, state.context = view, max(row.length for row in rows)
-        if not state.drafts:
+        if not state.drafts or (view.dropped and view.free):
             return state.plain
         if len(state.rows) > 2 * max(view.seats, len(rows)):  # ended from outside: no block says so
             state.rows = {row.number: state.memory(row) for row in rows}

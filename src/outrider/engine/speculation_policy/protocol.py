@@ -40,6 +40,7 @@ class BatchView(NamedTuple):
     free: bool = True  #: whether no text can depend on the plan: greedy, placed or coupled rows
     closed: bool = False  #: whether nobody comes after these rows: the slowest is the run's time
     unread: int = 0  #: tokens of every row that a draft model reads before it drafts
+    dropped: bool = False  #: whether of what it drafted first nothing was kept
 
 
 class StepReport(NamedTuple):

@@ -3,7 +3,8 @@
 Blocks are those of ggml (https://github.com/ggml-org/llama.cpp, ggml-common.h): of a row's inputs,
 32 or 256 at a time, scales in half precision and whole numbers of few bits. Tiles have the same
 bits (`packed_linear.h` reads them): first what scales 16 outputs (their head), then the numbers,
-input by input; of 4 bits the eight of an output are one word.
+input by input, whole ones by two inputs; of 4 bits the eight of an output are one word, the even
+ones below the odd ones.
 """
 
 from collections.abc import Callable
@@ -41,9 +42,14 @@ def turned(x: Tensor, kind: torch.dtype, blocks: int = 1) -> Tensor:
     return tiled.view(torch.uint8).view(outputs // TILE, chunks, blocks, -1)
 
 
-def paired(x: Tensor) -> Tensor:
-    """Numbers of 4 bits, two neighbours a byte."""
-    return x[..., 0::2] | x[..., 1::2] << 4
+def _even_first(x: Tensor) -> Tensor:
+    """Of each eight inputs the even ones before the odd ones."""
+    return x.reshape(*x.shape[:-1], -1, 4, 2).transpose(-1, -2).flatten(-3)
+
+
+def words(x: Tensor) -> Tensor:
+    """Numbers of 4 bits, eight inputs a word."""
+    return _bits(_even_first(x), 4)
 
 
 def _dense(kind: torch.dtype) -> Callable[[Tensor], Laid]:
@@ -55,7 +61,7 @@ def _dense(kind: torch.dtype) -> Callable[[Tensor], Laid]:
 
 
 def _q8_0(chunks: Tensor) -> Laid:
-    return turned(chunks[..., :2], torch.int16)[:, :, 0], turned(chunks[..., 2:], torch.uint8)
+    return turned(chunks[..., :2], torch.int16)[:, :, 0], turned(chunks[..., 2:], torch.int16)
 
 
 def _low_and_high(x: Tensor) -> Tensor:
@@ -63,14 +69,15 @@ def _low_and_high(x: Tensor) -> Tensor:
     return torch.cat((x & 15, x >> 4), -1)
 
 
-def _nibbles(scales: int, high: int, flip: int = 0) -> Callable[[Tensor], Laid]:
+def _nibbles(scales: int, high: int) -> Callable[[Tensor], Laid]:
     """Blocks of 32: so many scales, `high` bytes of fifth bits, and numbers of 4 bits."""
 
     def lay(chunks: Tensor) -> Laid:
         head, rest = chunks[..., : 2 * scales], chunks[..., 2 * scales :]
-        data = turned(paired(_low_and_high(rest[..., high:])) ^ flip, torch.int32)
+        data = turned(words(_low_and_high(rest[..., high:])), torch.int32)
         if high:
-            data = torch.cat((data, turned(rest[..., :high], torch.uint8)), -1)
+            fifth = torch.stack([rest[..., :high] >> i & 1 for i in range(8)], -1).flatten(-2)
+            data = torch.cat((data, turned(_bits(_even_first(fifth), 1), torch.uint8)), -1)
         return turned(head, torch.int16)[:, :, 0], data
 
     return lay
@@ -105,22 +112,24 @@ def _bits(x: Tensor, width: int) -> Tensor:
 
 
 def _q4_k(chunks: Tensor) -> Laid:
-    data = turned(paired(_halves_of_32(chunks[..., 16:])), torch.int32, 8)
+    data = turned(words(_halves_of_32(chunks[..., 16:])), torch.int32, 8)
     return _superblock_head(chunks), data
 
 
 def _q5_k(chunks: Tensor) -> Laid:
-    data = turned(paired(_halves_of_32(chunks[..., 48:])), torch.int32, 8)
+    data = turned(words(_halves_of_32(chunks[..., 48:])), torch.int32, 8)
     high = torch.cat([chunks[..., 16:48] >> i & 1 for i in range(8)], -1)
-    return _superblock_head(chunks), torch.cat((data, turned(_bits(high, 1), torch.uint8, 8)), -1)
+    return _superblock_head(chunks), torch.cat(
+        (data, turned(_bits(_even_first(high), 1), torch.uint8, 8)), -1
+    )
 
 
 def _q6_k(chunks: Tensor) -> Laid:
     low, high, scales = chunks[..., :128], chunks[..., 128:192], chunks[..., 192:208]
     low = torch.cat([_low_and_high(low[..., at : at + 64]) for at in (0, 64)], -1)
     high = torch.cat([high[..., at : at + 32] >> i & 3 for at in (0, 32) for i in (0, 2, 4, 6)], -1)
-    data = turned(paired(low), torch.int32, 16)
-    data = torch.cat((data, turned(_bits(high, 2), torch.int16, 16)), -1)
+    data = turned(words(low), torch.int32, 16)
+    data = torch.cat((data, turned(_bits(_even_first(high), 2), torch.int16, 16)), -1)
     head = turned(chunks[..., 208:], torch.int16), turned(scales, torch.uint8)
     return torch.cat(head, -1)[:, :, 0], data
 
@@ -136,8 +145,9 @@ def lay_groups(whole: Tensor, scale: Tensor, least: Tensor | None, bits: int) ->
     parts = whole.contiguous().view(torch.uint8).view(outputs, groups, -1)
     blocks = parts.shape[-1] // 32
     if bits == 8:
-        return torch.cat(heads, -1)[:, :, 0], turned(parts, torch.uint8, blocks)
-    return torch.cat(heads, -1)[:, :, 0], turned(paired(parts & 15), torch.int32, blocks)
+        return torch.cat(heads, -1)[:, :, 0], turned(parts, torch.int16, blocks)
+    centre = 8 if least is None else 0
+    return torch.cat(heads, -1)[:, :, 0], turned(words(parts + centre), torch.int32, blocks)
 
 
 def _blocks(weight_OI: Tensor) -> Tensor:
@@ -191,7 +201,7 @@ FORMATS = {
         Format("bf16", 1, 32, 64, lay=_dense(torch.int32), dense=torch.bfloat16),
         Format("f16", 2, 32, 64, lay=_dense(torch.int16), dense=torch.float16),
         Format("q8_0", 3, 32, 34, lay=_q8_0, quantize=_quantize_q8_0),
-        Format("q4_0", 4, 32, 18, lay=_nibbles(1, 0, flip=0x88), quantize=_quantize_q4_0),
+        Format("q4_0", 4, 32, 18, lay=_nibbles(1, 0), quantize=_quantize_q4_0),
         Format("q4_1", 5, 32, 20, lay=_nibbles(2, 0), quantize=_quantize_q4_1),
         Format("q5_0", 6, 32, 22, lay=_nibbles(1, 4)),
         Format("q5_1", 7, 32, 24, lay=_nibbles(2, 4)),

@@ -66,6 +66,9 @@ typedef struct {
     int32_t starts[BLOCKS * GROUP * TILE];
 } Laid;
 
+/* The weight of input k and output o of a tile. */
+INLINED int8_t of(const int8_t *data, int k, int o) { return data[(k / 2 * TILE + o) * 2 + k % 2]; }
+
 static void lay(Laid *to, int64_t blocks, int64_t tiles, const uint8_t *weight) {
     for (int64_t b = 0; b < blocks; b++, weight += tiles * (32 + 512))
         for (int64_t t = 0; t < tiles; t++) {
@@ -77,38 +80,21 @@ static void lay(Laid *to, int64_t blocks, int64_t tiles, const uint8_t *weight) 
             for (int s = 0; s < 32 / STEP; s++)
                 for (int o = 0; o < TILE; o++)
                     for (int e = 0; e < STEP; e++)
-                        parts[(s * TILE + o) * STEP + e] = from[(s * STEP + e) * TILE + o];
+                        parts[(s * TILE + o) * STEP + e] = of(from, s * STEP + e, o);
             int32_t *start = to->starts + at * TILE;
             memset(start, 0, TILE * sizeof(int32_t));
             if (ABOVE)
                 for (int k = 0; k < 32; k++)
-                    for (int o = 0; o < TILE; o++) start[o] -= ABOVE * from[k * TILE + o];
+                    for (int o = 0; o < TILE; o++) start[o] -= ABOVE * of(from, k, o);
         }
 }
 
-/* A row to whole numbers, and a scale for each of its blocks: NaN where something is not finite. */
-static void rounded(const float *x, int64_t blocks, part *to, float *scales) {
+/* A row to whole numbers, and a scale for each of its blocks. */
+static void round_row(const float *x, int64_t blocks, part *to, float *scales) {
+    int32_t whole[32];
     for (int64_t b = 0; b < blocks; b++, x += 32, to += 32) {
-        vi top = {0}; /* numbers without their signs are in the order of their bits */
-#pragma GCC unroll 8
-        for (int i = 0; i < 32; i += WIDE) {
-            const vi size = load_i(x + i) & 0x7fffffff, more = size > top;
-            top = (size & more) | (top & ~more);
-        }
-        int32_t each[WIDE], whole[32], bits = 0;
-        memcpy(each, &top, sizeof(each));
-        for (int i = 0; i < WIDE; i++) bits = each[i] > bits ? each[i] : bits;
-        const int bad = bits >= 0x7f800000;
-        float most;
-        memcpy(&most, &bits, 4);
-        scales[b] = bad ? __builtin_nanf("") : most / MOST_WHOLE;
-        const float by = most > 0 && !bad ? MOST_WHOLE / most : 0;
-        for (int i = 0; i < 32; i += WIDE) {
-            const vf near = load_f(x + i) * every(by) + 12582912.0f; /* whole, ties to even */
-            const vi one = bad ? (vi){0} : (vi)near - (0x4b400000 - ABOVE);
-            memcpy(whole + i, &one, sizeof(one));
-        }
-        for (int i = 0; i < 32; i++) to[i] = (part)whole[i];
+        scales[b] = rounded(x, 32, MOST_WHOLE, whole);
+        for (int i = 0; i < 32; i++) to[i] = (part)(whole[i] + ABOVE);
     }
 }
 
@@ -225,7 +211,7 @@ int outrider_packed_int8(
         {
 #pragma omp for schedule(static)
             for (int64_t r = 0; r < rows; r++)
-                rounded(x + r * inputs, blocks, near + r * inputs, scales + r * blocks);
+                round_row(x + r * inputs, blocks, near + r * inputs, scales + r * blocks);
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < tiles; t += GROUP)
                 group(&p, least(GROUP, tiles - t), t * TILE, weight + t * blocks * (32 + 512));

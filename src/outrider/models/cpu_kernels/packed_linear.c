@@ -1,13 +1,17 @@
-/* Y[n, O] = X[n, I] W[O, I]^T + bias: activations and sums are float32, weights stay in the type
- * that they came in (`packed_linear.h`), and each row is one sum in one order whatever stands beside it.
+/* Y[n, O] = X[n, I] W[O, I]^T + bias: weights stay in the type that they came in (`packed_linear.h`),
+ * and each row is one sum in one order whatever stands beside it.
  *
- * The order: a block's products, in the order of its inputs, are added by one fma each to a sum that
- * starts from 0; this, times the block's scale, is added to what came before by one fma (without a
- * scale: added), and then by one more the block's minimum times the total of its inputs.
+ * The order, for weights that are numbers with a point: a block's products, in the order of its
+ * inputs, are added by one fma each to a sum that starts from 0, and this is added to what came
+ * before. For whole ones with scales: the block's inputs are rounded to 16 bits by a scale of their
+ * own (half a step is 2^-16 of the largest), products are summed as whole numbers, which is exact in
+ * any order; this times the inputs' scale, times the weights', is added by one fma to what came
+ * before, and then by one more the block's minimum times the total of its inputs. Products of whole
+ * numbers take half as long as those of float32.
  *
  * Few rows: a weight is widened in registers for up to six of them, part after part over some hundred
- * inputs of a group that are then close by. Many: those are widened to float32 once, and the same
- * code reads them.
+ * inputs of a group that are then close by. Many: those are widened once where that saves something,
+ * and the same code reads them.
  */
 #include "packed_linear.h"
 
@@ -15,18 +19,22 @@
 
 /* Rows above which it pays to widen first: few where that takes many instructions. */
 INLINED int64_t many(const int format) {
-    return format == Q5_0 || format == Q5_1 || format == Q5_K || format == Q6_K ? 12 : 64;
+    switch (format) {
+        case Q5_0: case Q5_1: case Q5_K: case Q6_K: return 12;
+        case F32: case Q8_0: case INT8: return INT64_MAX; /* it would save nothing */
+        default: return 64;
+    }
 }
 
 /* The format that a widened block is in. */
 INLINED int widened(const int format) {
-    if (has_minimum(format)) return length_of(format) == 16 ? SHIFTED_16 : SHIFTED;
-    return has_scale(format) ? SCALED : F32;
+    if (!is_whole(format)) return F32;
+    return has_minimum(format) ? WHOLE_MINIMUM : length_of(format) == 16 ? WHOLE_16 : WHOLE;
 }
 
 static Pass *pass_of(int64_t format, int64_t rows) {
     switch (format) {
-        case F32: case BF16: case F16: case SCALED: case SHIFTED: case SHIFTED_16:
+        case F32: case BF16: case F16: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
             return outrider_dense_passes[format][rows - 1];
         case Q4_K: case Q5_K: case Q6_K: return outrider_superblock_passes[format][rows - 1];
         case INT8: case INT4: case INT4_ZERO: return outrider_group_passes[format][rows - 1];
@@ -34,7 +42,8 @@ static Pass *pass_of(int64_t format, int64_t rows) {
     }
 }
 
-/* A chunk's blocks, `per` of them and the first of a given number, to float32: each a chunk. */
+/* A chunk's blocks, `per` of them and the first of a given number, to float32 or 16 bits: each a
+ * chunk. */
 INLINED float *widen_chunk(
     const int format, int64_t first, int64_t per, int64_t tiles, const uint8_t *heads,
     const uint8_t *data, float *to) {
@@ -45,16 +54,21 @@ INLINED float *widen_chunk(
             const uint8_t *head = heads + t * head_of(format);
             float *wide_head = to + t * head_of(kind) / 4;
             for (int v = 0; v < VECTORS; v++, wide_head += WIDE) {
-                if (has_scale(format)) store_f(wide_head, scale(format, head, b, v));
+                if (is_whole(format)) store_f(wide_head, scale(format, head, b, v));
                 if (has_minimum(format)) store_f(wide_head + TILE, minimum(format, head, b, v));
             }
 #pragma GCC unroll 1
             for (int u = 0; u < length_of(format) / unit; u++)
 #pragma GCC unroll 8
-                for (int j = 0; j < unit; j++)
+                for (int j = 0; j < unit; j += is_whole(format) ? 2 : 1)
 #pragma GCC unroll 8
-                    for (int v = 0; v < VECTORS; v++, wide += WIDE)
-                        store_f(wide, weights(format, data, u, j, v));
+                    for (int v = 0; v < VECTORS; v++, wide += WIDE) {
+                        if (is_whole(format)) {
+                            const vi centre = all_i(centre_of(format) * 0x10001);
+                            store_f(wide, (vf)less_pairs(pairs(format, data, u, j / 2, v), centre));
+                        } else
+                            store_f(wide, weights(format, data, u, j, v));
+                    }
         }
         to = wide;
     }
@@ -68,19 +82,23 @@ static float *widen(
     int64_t format, int64_t first, int64_t per, int64_t tiles, const uint8_t *heads,
     const uint8_t *data, float *to) {
     switch (format) {
-        WIDEN(BF16) WIDEN(F16) WIDEN(Q8_0) WIDEN(Q4_0) WIDEN(Q4_1) WIDEN(Q5_0) WIDEN(Q5_1)
-        WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K) WIDEN(INT8) WIDEN(INT4) WIDEN(INT4_ZERO)
+        WIDEN(BF16) WIDEN(F16) WIDEN(Q4_0) WIDEN(Q4_1) WIDEN(Q5_0) WIDEN(Q5_1)
+        WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K) WIDEN(INT4) WIDEN(INT4_ZERO)
     }
     return to;
 }
 
-/* Totals of the blocks of a row, each in one order. */
-static void total(const float *x, int64_t count, int length, float *to) {
-    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-    for (int64_t i = 0; i < count; i++, x += length) {
-        four sum = *(const four *)x;
-        for (int e = 4; e < length; e += 4) sum += *(const four *)(x + e);
-        to[i] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
+/* A row to what whole weights are multiplied with (`Rows`). */
+static void round_row(
+    const float *x, int64_t blocks, int length, int centre, int16_t *near, float *scales, float *totals,
+    int32_t *centres) {
+    int32_t whole[32];
+    for (int64_t b = 0; b < blocks; b++, x += length, near += length) {
+        scales[b] = length == 16 ? rounded(x, 16, 32767, whole) : rounded(x, 32, 32767, whole);
+        int32_t total = 0;
+        for (int i = 0; i < length; i++) near[i] = (int16_t)whole[i], total += whole[i];
+        totals[b] = scales[b] * (float)total;
+        centres[b] = centre * total;
     }
 }
 
@@ -120,9 +138,7 @@ static void rows_by_parts(
     for (int64_t row = 0, n; row < p->count; row += n) {
         const int64_t left = p->count - row, length = length_of(format);
         n = left <= MOST || left >= 2 * MOST ? least(left, MOST) : (left + 1) / 2; /* none is small */
-        Rows rows = p->rows;
-        rows.x += row * rows.inputs + done * length;
-        rows.totals += row * rows.blocks + done;
+        Rows rows = rows_from(p->rows, row, done, length);
         get(p, row, n, at, acc, done == 0);
         pass_of(format, n)(rows, chunks, per, tiles, heads, data, acc);
         put(p, row, n, at, acc, done + chunks * per == p->blocks);
@@ -148,7 +164,7 @@ static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *we
                                                        : least(chunks * p->per, p->blocks - done);
         const int64_t whole = p->per > most ? 1 : blocks / p->per, each = blocks / whole;
         if (!within) heads = weight, weight += head;
-        if (p->count <= many(format) || format == F32) {
+        if (p->count <= many(format)) {
             rows_by_parts(p, format, done, whole, each, tiles, at, heads, weight);
         } else {
             const uint8_t *from = weight, *of = heads;
@@ -178,19 +194,24 @@ int outrider_packed_linear(
     int64_t threads, const float *x, const uint8_t *weight, const float *bias, float *y) {
     const int64_t blocks = inputs / length_of(format), tiles = (outputs + TILE - 1) / TILE;
     const int64_t size = bytes_of_tile(format, blocks, per);
-    Product p = {format, outputs, wide, blocks, per, rows, bias, y, {x, x, inputs, blocks}};
-    float *totals = NULL;
-    if (has_minimum(format)) {
-        totals = malloc(rows * blocks * sizeof(float) + 1);
-        if (!totals) return 1;
+    Product p = {format, outputs, wide, blocks, per, rows, bias, y, {.x = x, .inputs = inputs, .blocks = blocks}};
+    void *near = NULL;
+    if (is_whole(format)) {
+        const int64_t count = rows * blocks;
+        near = malloc(rows * inputs * sizeof(int16_t) + 3 * count * sizeof(float) + 1);
+        if (!near) return 1;
+        float *scales = near, *totals = scales + count;
+        int32_t *centres = (int32_t *)(totals + count);
+        int16_t *to = (int16_t *)(centres + count);
         for (int64_t r = 0; r < rows; r++)
-            total(x + r * inputs, blocks, length_of(format), totals + r * blocks);
-        p.rows.totals = totals;
+            round_row(x + r * inputs, blocks, length_of(format), centre_of(format), to + r * inputs,
+                      scales + r * blocks, totals + r * blocks, centres + r * blocks);
+        p.rows.near = to, p.rows.scales = scales, p.rows.totals = totals, p.rows.centres = centres;
     }
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * inputs * outputs > 1 << 18)
     for (int64_t t = 0; t < tiles; t += GROUP)
         group(&p, least(GROUP, tiles - t), t * TILE, weight + t * size);
-    free(totals);
+    free(near);
     return 0;
 }
 
@@ -200,7 +221,7 @@ int outrider_packed_rows(
     const uint8_t *weight, float *out) {
     const int64_t blocks = inputs / length_of(format), tiles = (outputs + TILE - 1) / TILE;
     const int64_t size = bytes_of_tile(format, blocks, per);
-    const int unit = unit_of(format), shifts = has_minimum(format) && !centre_of(format);
+    const int unit = unit_of(format), whole = is_whole(format), shifts = has_minimum(format);
     for (int64_t i = 0; i < count; i++) {
         const int64_t tile = ids[i] / TILE, first = tile / GROUP * GROUP, lane = ids[i] % TILE;
         const int64_t beside = least(GROUP, tiles - first);
@@ -209,11 +230,16 @@ int outrider_packed_rows(
         for (int64_t b = 0; b < blocks; b++) {
             if (b % per == 0) head = data + (tile - first) * head_of(format), data += beside * head_of(format);
             const uint8_t *at = data + (tile - first) * data_of(format);
-            const float s = has_scale(format) ? scale(format, head, b % per, v)[l] : 1.0f;
+            const float s = whole ? scale(format, head, b % per, v)[l] : 1.0f;
             const float m = shifts ? minimum(format, head, b % per, v)[l] : 0.0f;
             for (int k = 0; k < length_of(format); k++) {
-                const float w = weights(format, at, k / unit, k % unit, v)[l] - centre_of(format);
-                *out++ = shifts ? s * w + m : has_scale(format) ? s * w : w;
+                if (!whole) {
+                    *out++ = weights(format, at, k / unit, k % unit, v)[l];
+                    continue;
+                }
+                const int32_t both = pairs(format, at, k / unit, k % unit / 2, v)[l];
+                const float w = (k & 1 ? both >> 16 : (int16_t)both) - centre_of(format);
+                *out++ = shifts ? s * w + m : s * w;
             }
             data += beside * data_of(format);
         }

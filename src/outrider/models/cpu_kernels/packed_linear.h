@@ -22,27 +22,33 @@
 #define VECTORS (TILE / WIDE)
 #define AHEAD 4096 /* bytes from what is used to what is fetched: a group's chunk, at least */
 
-/* SCALED and SHIFTED are what blocks are widened to: float32 with a scale, and with a minimum. */
+/* WHOLE ones are what formats of few bits are widened to: 16 bits with a scale, and a minimum. */
 enum {
     F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, INT8, INT4, INT4_ZERO,
-    SCALED, SHIFTED, SHIFTED_16, FORMATS
+    WHOLE, WHOLE_MINIMUM, WHOLE_16, FORMATS
 };
 
 /* Inputs of a block. */
-INLINED int length_of(const int format) { return format == Q6_K || format == SHIFTED_16 ? 16 : 32; }
+INLINED int length_of(const int format) { return format == Q6_K || format == WHOLE_16 ? 16 : 32; }
 
-INLINED int has_scale(const int format) { return format >= Q8_0; }
+INLINED int is_whole(const int format) { return format >= Q8_0; }
 
 INLINED int has_minimum(const int format) {
     switch (format) {
-        case Q4_1: case Q5_0: case Q5_1: case Q4_K: case Q5_K: case Q6_K: case INT4_ZERO:
-        case SHIFTED: case SHIFTED_16: return 1;
+        case Q4_1: case Q5_1: case Q4_K: case Q5_K: case INT4_ZERO: case WHOLE_MINIMUM: return 1;
         default: return 0;
     }
 }
 
-/* What is taken from a whole number before its scale multiplies it; in sums it is a minimum. */
-INLINED int centre_of(const int format) { return format == Q5_0 ? 16 : format == Q6_K ? 32 : 0; }
+/* What is taken from a whole number before its scale multiplies it. */
+INLINED int centre_of(const int format) {
+    switch (format) {
+        case Q4_0: case INT4: return 8;
+        case Q5_0: return 16;
+        case Q6_K: return 32;
+        default: return 0;
+    }
+}
 
 /* Bytes of a tile's head in a chunk. */
 INLINED int64_t head_of(const int format) {
@@ -51,7 +57,7 @@ INLINED int64_t head_of(const int format) {
         case Q8_0: case Q4_0: case Q5_0: return 32;
         case Q4_K: case Q5_K: return 256;
         case Q6_K: return 288;
-        case INT4_ZERO: case SHIFTED: case SHIFTED_16: return 128;
+        case INT4_ZERO: case WHOLE_MINIMUM: return 128;
         default: return 64;
     }
 }
@@ -59,12 +65,12 @@ INLINED int64_t head_of(const int format) {
 /* Bytes of a tile's block. */
 INLINED int64_t data_of(const int format) {
     switch (format) {
-        case BF16: case F16: case SHIFTED_16: return 1024;
-        case Q8_0: case INT8: return 512;
+        case F32: return 2048;
+        case Q8_0: case INT8: case WHOLE_16: return 512;
         case Q4_0: case Q4_1: case Q4_K: case INT4: case INT4_ZERO: return 256;
         case Q5_0: case Q5_1: case Q5_K: return 320;
         case Q6_K: return 192;
-        default: return 2048;
+        default: return 1024;
     }
 }
 
@@ -72,7 +78,7 @@ INLINED int64_t data_of(const int format) {
 INLINED int unit_of(const int format) {
     switch (format) {
         case BF16: return 2;
-        case F32: case F16: case Q8_0: case INT8: case SCALED: case SHIFTED: case SHIFTED_16: return 4;
+        case F32: case F16: case Q8_0: case INT8: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16: return 4;
         default: return 8;
     }
 }
@@ -85,18 +91,29 @@ INLINED vf weights(const int format, const uint8_t *data, const int u, const int
     switch (format) {
         case BF16: return j ? (vf)(load_i(four) & (int32_t)0xffff0000) : (vf)(load_i(four) << 16);
         case F16: return halves_f(data + 32 * (4 * u + j) + 2 * WIDE * v);
-        case Q8_0: case INT8: return as_f(bytes_i(data + 16 * (4 * u + j) + WIDE * v));
-        case Q4_0: case INT4: return as_f(load_i(four) << (28 - 4 * j) >> 28);
-        case Q4_1: case Q4_K: case INT4_ZERO: return as_f(load_i(four) >> (4 * j) & 15);
+        default: return load_f(data + 64 * (4 * u + j) + 4 * WIDE * v);
+    }
+}
+
+/* Whole numbers of vector v of a tile, for inputs 2 p and 2 p + 1 of unit u, of 16 bits each: from
+ * words of eight numbers of 4 bits those of which the lower ones are all 2 p, the upper 2 p + 1. */
+INLINED vi pairs(const int format, const uint8_t *data, const int u, const int p, const int v) {
+    const uint8_t *four = data + 64 * u + 4 * WIDE * v;
+    switch (format) {
+        case Q8_0: case INT8: return byte_pairs(data + 64 * u + 32 * p + 2 * WIDE * v);
+        case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
+            return load_i(data + 128 * u + 64 * p + 4 * WIDE * v);
         case Q5_0: case Q5_1: case Q5_K: {
             vi high = ubytes_i(data + 256 + 16 * u + WIDE * v);
-            return as_f((load_i(four) >> (4 * j) & 15) | (moved(high, 4 - j) & 16));
+            high |= high << 12; /* of the upper four 16 bits from the lower four */
+            return (load_i(four) >> (4 * p) & 0x000f000f) | (moved(high, 4 - p) & 0x00100010);
         }
         case Q6_K: {
             vi high = uwords_i(data + 128 + 32 * u + 2 * WIDE * v);
-            return as_f((load_i(four) >> (4 * j) & 15) | (moved(high, 4 - 2 * j) & 48));
+            high |= high << 8;
+            return (load_i(four) >> (4 * p) & 0x000f000f) | (moved(high, 4 - 2 * p) & 0x00300030);
         }
-        default: return load_f(data + 64 * (4 * u + j) + 4 * WIDE * v);
+        default: return load_i(four) >> (4 * p) & 0x000f000f;
     }
 }
 
@@ -106,7 +123,7 @@ INLINED vf scale(const int format, const uint8_t *head, int64_t b, const int v) 
         case Q4_K: case Q5_K:
             return halves_f(head + 2 * WIDE * v) * as_f(ubytes_i(head + 64 + 24 * b + WIDE * v) & 63);
         case Q6_K: return halves_f(head + 2 * WIDE * v) * as_f(bytes_i(head + 32 + 16 * b + WIDE * v));
-        case INT8: case INT4: case INT4_ZERO: case SCALED: case SHIFTED: case SHIFTED_16:
+        case INT8: case INT4: case INT4_ZERO: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
             return load_f(head + 4 * WIDE * v);
         default: return halves_f(head + 2 * WIDE * v);
     }
@@ -115,53 +132,113 @@ INLINED vf scale(const int format, const uint8_t *head, int64_t b, const int v) 
 /* What each of its inputs adds. */
 INLINED vf minimum(const int format, const uint8_t *head, int64_t b, const int v) {
     switch (format) {
-        case Q5_0: case Q6_K: return scale(format, head, b, v) * (float)-centre_of(format);
         case Q4_K: case Q5_K: {
             uint64_t upper;
             memcpy(&upper, head + 64 + 24 * b + 16, 8);
             vi low = ubytes_i(head + 64 + 24 * b + WIDE * v) >> 6;
             return halves_f(head + 32 + 2 * WIDE * v) * -as_f(low | nibbles_i(upper, v) << 2);
         }
-        case INT4_ZERO: case SHIFTED: case SHIFTED_16: return load_f(head + 64 + 4 * WIDE * v);
+        case INT4_ZERO: case WHOLE_MINIMUM: return load_f(head + 64 + 4 * WIDE * v);
         default: return halves_f(head + 32 + 2 * WIDE * v);
     }
 }
 
-/* Rows of x, `inputs` apart, and the totals of their blocks, `blocks` apart. */
+/* Numbers of a block to whole ones of at most `most` (ties to even), and what these are multiplied
+ * with: NaN where one is not finite. */
+INLINED float rounded(const float *x, const int length, const int most, int32_t *whole) {
+    vi top = {0}; /* numbers without their signs are in the order of their bits */
+#pragma GCC unroll 8
+    for (int i = 0; i < length; i += WIDE) {
+        const vi size = load_i(x + i) & 0x7fffffff, more = size > top;
+        top = (size & more) | (top & ~more);
+    }
+    int32_t each[WIDE], bits = 0;
+    memcpy(each, &top, sizeof(each));
+    for (int i = 0; i < WIDE; i++) bits = each[i] > bits ? each[i] : bits;
+    const int bad = bits >= 0x7f800000, none = bits < 0x08000000; /* 1 / x would be inf */
+    float largest;
+    memcpy(&largest, &bits, 4);
+    const float by = bad || none ? 0 : most / largest;
+#pragma GCC unroll 8
+    for (int i = 0; i < length; i += WIDE) {
+        const vf near = load_f(x + i) * every(by) + 12582912.0f;
+        const vi one = bad ? (vi){0} : (vi)near - 0x4b400000;
+        memcpy(whole + i, &one, sizeof(one));
+    }
+    return bad ? __builtin_nanf("") : none ? 0 : largest / most;
+}
+
+/* Rows of x, `inputs` apart, of which only a format's own are there: x as it is; or for whole numbers
+ * x in 16 bits, of each block what these are multiplied with, `blocks` apart, their total times that,
+ * and their total times what is the weights' centre. */
 typedef struct {
-    const float *x, *totals;
+    const float *x;
+    const int16_t *near;
+    const float *scales, *totals;
+    const int32_t *centres;
     int64_t inputs, blocks;
 } Rows;
+
+INLINED Rows rows_from(Rows rows, int64_t row, int64_t block, int64_t length) {
+    rows.x += row * rows.inputs + block * length;
+    rows.near += row * rows.inputs + block * length;
+    rows.scales += row * rows.blocks + block;
+    rows.totals += row * rows.blocks + block;
+    rows.centres += row * rows.blocks + block;
+    return rows;
+}
+
+/* x of row r in block b that a pair of weights is multiplied with. */
+INLINED vi input_pair(Rows rows, int64_t r, int64_t at) {
+    int32_t both;
+    memcpy(&both, rows.near + r * rows.inputs + at, 4);
+    return all_i(both);
+}
 
 /* Block b of g tiles beside each other, for n rows, added to acc[n][GROUP * TILE]. */
 INLINED void block(
     const int format, const int n, const int g, const uint8_t *heads, int64_t b, const uint8_t *data,
     Rows rows, float *acc) {
     const int lines = data_of(format) * unit_of(format) / length_of(format) / 64;
+    const int at_once = is_whole(format) ? 2 : 1; /* inputs */
     vf sum[MOST][GROUP][VECTORS];
+    vi whole[MOST][GROUP][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++)
 #pragma GCC unroll 8
         for (int t = 0; t < g; t++)
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) sum[r][t][v] = (vf){0};
+            for (int v = 0; v < VECTORS; v++) sum[r][t][v] = (vf){0}, whole[r][t][v] = (vi){0};
 #pragma GCC unroll 1
     for (int u = 0; u < length_of(format) / unit_of(format); u++) {
         /* line by line, whatever the tiles: a processor keeps up with one stream, not with four */
 #pragma GCC unroll 16
         for (int i = 0; i < g * lines; i++) fetch(data + AHEAD + 64 * (u * g * lines + i));
 #pragma GCC unroll 32
-        for (int q = 0; q < unit_of(format) * g; q++) {
-            const int j = q / g, t = q % g;
-            vf w[VECTORS];
+        for (int q = 0; q < unit_of(format) / at_once * g; q++) {
+            const int j = q / g, t = q % g, at = u * unit_of(format) + j * at_once;
+            const uint8_t *tile = data + t * data_of(format);
+            if (is_whole(format)) {
+                vi w[VECTORS];
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++)
-                w[v] = weights(format, data + t * data_of(format), u, j, v);
+                for (int v = 0; v < VECTORS; v++) w[v] = pairs(format, tile, u, j, v);
 #pragma GCC unroll 8
-            for (int r = 0; r < n; r++) {
-                vf input = every(rows.x[r * rows.inputs + u * unit_of(format) + j]);
+                for (int r = 0; r < n; r++) {
+                    vi input = input_pair(rows, r, at);
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) ADD_PRODUCT(sum[r][t][v], input, w[v]);
+                    for (int v = 0; v < VECTORS; v++)
+                        whole[r][t][v] = add_products(whole[r][t][v], w[v], input);
+                }
+            } else {
+                vf w[VECTORS];
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) w[v] = weights(format, tile, u, j, v);
+#pragma GCC unroll 8
+                for (int r = 0; r < n; r++) {
+                    vf input = every(rows.x[r * rows.inputs + at]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; v++) ADD_PRODUCT(sum[r][t][v], input, w[v]);
+                }
             }
         }
     }
@@ -170,29 +247,35 @@ INLINED void block(
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
             vf s = {0}, m = {0};
-            if (has_scale(format)) s = scale(format, heads + t * head_of(format), b, v);
+            if (is_whole(format)) s = scale(format, heads + t * head_of(format), b, v);
             if (has_minimum(format)) m = minimum(format, heads + t * head_of(format), b, v);
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 float *at = acc + r * GROUP * TILE + t * TILE + v * WIDE;
                 vf all = load_f(at);
-                all = has_scale(format) ? fma_f(s, sum[r][t][v], all) : all + sum[r][t][v];
+                if (is_whole(format)) {
+                    vi one = whole[r][t][v];
+                    if (centre_of(format)) one -= all_i(rows.centres[r * rows.blocks]);
+                    all = fma_f(s, as_f(one) * every(rows.scales[r * rows.blocks]), all);
+                } else
+                    all += sum[r][t][v];
                 if (has_minimum(format)) all = fma_f(m, every(rows.totals[r * rows.blocks]), all);
                 store_f(at, all);
             }
         }
 }
 
-/* Tiles at once: enough sums that a core has one to add to while another is still being added to. */
+/* Tiles at once: enough sums that a core has one to add to while another is still being added to, and
+ * no more: tiles that are read in turn are as many streams from memory. Whole numbers are added in one
+ * cycle. */
+INLINED int abreast(const int format, const int n) {
 #ifdef PLAIN_C
-#define ABREAST(n) 1
-#elif WIDE == 16
-#define ABREAST(n) 4
-#elif WIDE == 8
-#define ABREAST(n) ((n) == 1 ? 4 : (n) == 2 ? 2 : 1)
-#else
-#define ABREAST(n) ((n) <= 2 ? 2 : 1)
+    return 1;
 #endif
+    if (is_whole(format)) return WIDE < 16 && n <= 2 ? 2 : 1;
+    if (WIDE == 16 || (WIDE == 8 && n == 1)) return 4;
+    return n <= 2 ? 2 : 1;
+}
 
 /* The first tiles of each block and g more, as often as there are as many; how many that were. */
 INLINED int64_t pass(
@@ -205,8 +288,7 @@ INLINED int64_t pass(
                 block(format, n, g, heads + t * head_of(format), b, data + t * data_of(format), rows,
                       acc + t * TILE);
             data += tiles * data_of(format);
-            rows.x += length_of(format);
-            rows.totals++;
+            rows = rows_from(rows, 0, 1, length_of(format));
         }
         heads = data;
         data += tiles * head_of(format);
@@ -223,8 +305,8 @@ typedef void Pass(
     static void format##_##n( \
         Rows rows, int64_t chunks, int64_t per, int64_t tiles, const uint8_t *heads, \
         const uint8_t *data, float *acc) { \
-        int64_t done = pass(format, n, ABREAST(n), rows, chunks, per, tiles, 0, heads, data, acc); \
-        if (ABREAST(n) > 1 && done < tiles) format##_rest(rows, n, chunks, per, tiles, done, heads, data, acc); \
+        int64_t done = pass(format, n, abreast(format, n), rows, chunks, per, tiles, 0, heads, data, acc); \
+        if (abreast(format, n) > 1 && done < tiles) format##_rest(rows, n, chunks, per, tiles, done, heads, data, acc); \
     }
 
 /* Tiles that are too few for all that go abreast: row by row. */
@@ -232,7 +314,7 @@ typedef void Pass(
     static void format##_rest( \
         Rows rows, int64_t n, int64_t chunks, int64_t per, int64_t tiles, int64_t first, \
         const uint8_t *heads, const uint8_t *data, float *acc) { \
-        for (; n--; rows.x += rows.inputs, rows.totals += rows.blocks, acc += GROUP * TILE) \
+        for (; n--; rows = rows_from(rows, 1, 0, 0), acc += GROUP * TILE) \
             pass(format, 1, 1, rows, chunks, per, tiles, first, heads, data, acc); \
     }
 

@@ -1,4 +1,4 @@
-"""Products whose weights stay in the type they came in, with float32 activations and sums.
+"""Products whose weights stay in the type they came in, with float32 states.
 
 Weights are laid in panels of 16 outputs (`packed_formats.py`) of as many bits as before, and
 widened in registers (`packed_linear.c`). A row is one sum in one order, whatever stands beside it
@@ -200,11 +200,13 @@ class PackedWeight:
 class PackedLinear:
     """x -> x @ w.T + bias for x [..., inputs] in float32 or bfloat16; the answer is in float32.
 
-    Of several weights the outputs stand side by side. With `activations` "int8" each row and block
-    of 32 inputs is rounded to 8 bits first (-127 to 127; -63 to 63 on x86 without VNNI, whose
-    products of bytes would overflow), and sums of a block are whole numbers: faster for many rows,
-    for q8_0 weights alone, and not what the same call in float32 gives (about 0.5 % of a result, or
-    1 %). A row is the same in every call then too.
+    Of several weights the outputs stand side by side. With weights of 8 bits or fewer each row and
+    block of inputs (32; 16 with q6_k) is rounded to 16 bits by a scale of its own first, half a
+    step of which is 2^-16 of the block's largest, and a block's products are summed as whole
+    numbers: half the instructions that float32 takes. With `activations` "int8" they are rounded to
+    8 bits (-127 to 127; -63 to 63 on x86 without VNNI, whose products of bytes would overflow):
+    faster for many rows, for q8_0 weights alone, and off by about 0.5 % of a result, or 1 %. A row
+    is the same in every call either way.
 
     Raises ConfigurationError where `unsupported_reason` says why, and for other activations.
 

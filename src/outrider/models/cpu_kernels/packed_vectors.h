@@ -38,6 +38,7 @@ typedef int32_t vi_any __attribute__((vector_size(WIDE * 4), aligned(4), may_ali
 INLINED vf load_f(const void *from) { return *(const vf_any *)from; }
 INLINED vi load_i(const void *from) { return *(const vi_any *)from; }
 INLINED void store_f(float *to, vf x) { *(vf_any *)to = x; }
+INLINED vi all_i(int32_t x) { return (vi){0} + x; }
 INLINED vf as_f(vi x) { return __builtin_convertvector(x, vf); }
 INLINED void fetch(const void *far) { __builtin_prefetch(far, 0, 3); }
 
@@ -128,6 +129,48 @@ INLINED vf halves_f(const void *from) {
 }
 #endif
 #endif
+
+/* Two numbers of 16 bits a lane, from bytes with a sign. */
+INLINED vi byte_pairs(const void *from) {
+#if WIDE == 16
+    return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from));
+#elif WIDE == 8
+    return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+#elif defined(PLAIN_C)
+    const int8_t *b = from;
+    vi pairs;
+    for (int i = 0; i < WIDE; i++) pairs[i] = (b[2 * i] & 0xffff) | (int32_t)((uint32_t)b[2 * i + 1] << 16);
+    return pairs;
+#else
+    return (vi)vmovl_s8(vld1_s8(from));
+#endif
+}
+
+/* a - b, of both numbers of a lane. */
+INLINED vi less_pairs(vi a, vi b) {
+    typedef int16_t vs __attribute__((vector_size(WIDE * 4)));
+    return (vi)((vs)a - (vs)b);
+}
+
+/* sum + both products of a lane's two numbers. */
+INLINED vi add_products(vi sum, vi a, vi b) {
+#if WIDE == 16 && defined(__AVX512VNNI__)
+    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif WIDE == 16
+    return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif WIDE == 8 /* as written: compilers make many products before they add any, and spill them */
+    vi both;
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(a), "x"(b));
+    return sum;
+#elif defined(PLAIN_C)
+    return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#else
+    const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+    int32x4_t both = vmlal_s16(
+        (int32x4_t)sum, vget_low_s16(vuzp1q_s16(x, x)), vget_low_s16(vuzp1q_s16(y, y)));
+    return (vi)vmlal_s16(both, vget_low_s16(vuzp2q_s16(x, x)), vget_low_s16(vuzp2q_s16(y, y)));
+#endif
+}
 
 /* Vector v of sixteen numbers of 4 bits: the lower half of each byte, then the upper one. */
 INLINED vi nibbles_i(uint64_t all, const int v) {

@@ -6,11 +6,16 @@ from the token and the target's last state of the token before it; below drafted
 its own output.
 """
 
+import logging
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel, modeling_layers
 from transformers.cache_utils import Cache
@@ -28,6 +33,10 @@ from outrider.models.heads.model import HeadModel
 from outrider.models.sources import ModelSource
 from outrider.types import Nodes
 
+_log = logging.getLogger("outrider.models")
+
+#: Parts of names by which checkpoints have such layers.
+_PARTS = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")
 MTP = "mtp"  #: the draft of a target that brings such a layer
 
 
@@ -104,10 +113,32 @@ class Mtp:
         return logits
 
 
+def _stored(target: ModelSource) -> list[str]:
+    """Names of tensors of such layers in the safetensors of a target's folder."""
+    layers = read(decoder_of(target.config), "num_hidden_layers", int) or 0
+    found: list[str] = []
+    folder = Path(target.given) if isinstance(target.given, (str, Path)) else None
+    for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+        with suppress(SafetensorError), safe_open(file, "pt") as stored:
+            found += [key for key in stored.keys() if _PARTS.search(key) or _behind(key, layers)]
+    return found
+
+
+def _behind(key: str, layers: int) -> bool:
+    """Whether a tensor is of a layer behind the decoder's last, where DeepSeek and GLM have them.
+
+    >>> _behind("model.layers.61.eh_proj.weight", 61), _behind("model.layers.3.mlp.weight", 61)
+    (True, False)
+    """
+    number = re.match(r"model\.layers\.(\d+)\.", key)
+    return number is not None and int(number[1]) >= layers
+
+
 class MtpSource(TargetBoundSource):
     """The layer that a target's own checkpoint brings.
 
-    Raises ConfigurationError for a target without one, with several, or for a transformers that
+    Of several the first drafts, each token below its own output: as trained for the first, a guess
+    for the others. Raises ConfigurationError for a target without one, or for a transformers that
     does not read them.
     """
 
@@ -120,12 +151,20 @@ class MtpSource(TargetBoundSource):
         super().__init__(target, given)
         self.config = target.config
         count = read(decoder_of(target.config), "num_mtp_layers", int)
-        if count != 1:
-            do = "several are not chained here" if count else "use another draft"
+        if not count:
+            keys, more = _stored(target), ""
+            if keys:
+                more = (
+                    f" ({len(keys)} tensors of its checkpoint are such layers', first {keys[0]}, "
+                    f"which transformers {transformers.__version__} does not build for "
+                    f"{target.config.model_type!r})"
+                )
             raise ConfigurationError(
                 f"draft='{MTP}' is the multi-token prediction layer of a target; got {target}, "
-                f"which has {count or 'none'}; {do}"
+                f"which has none{more}; use another draft"
             )
+        if count > 1:
+            _log.info("%s brings %d such layers: the first drafts all tokens", target, count)
         self._made: Any = read(modeling_layers, "MtpModel", type)
         if self._made is None:
             raise ConfigurationError(
@@ -144,9 +183,12 @@ class MtpSource(TargetBoundSource):
         try:
             made = pretrained.read_mtp(self._made, model, device_map={"": model.device})
         except (OSError, RuntimeError, ValueError) as error:
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            if not _stored(self.target):
+                why = "not one tensor of it, though its configuration promises it (num_mtp_layers)"
             raise ConfigurationError(
-                f"cannot read the multi-token prediction layer of {self.target}; got "
-                f"{type(error).__name__}: {str(error)[:200]}; give the whole checkpoint by its path"
+                f"cannot read the multi-token prediction layer of {self.target}; got {why}; give "
+                "the whole checkpoint by its path"
             ) from error
         unsupported.check_numbers(dict(made.named_parameters()), str(self))
         return made.eval().requires_grad_(False)
