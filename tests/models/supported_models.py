@@ -162,8 +162,8 @@ and as objects.
 
 {other_names}
 
-The other {other_wrong}; where there is *no tiny model*, because no small configuration is valid or a
-package is not there, nothing is said of the type:
+The other {other_wrong}; where there is *no tiny model*, because no small configuration is valid or
+a package is not there, nothing is said of the type:
 
 | model_type | what happens | reason |
 |---|---|---|
