@@ -88,7 +88,7 @@ RUN += [
     f"docs/{page}.md"
     for page in "guide adding-a-drafter adding-a-rule rows-and-seats beams heads".split()
 ]
-RUN += ["docs/more-drafters.md", "docs/speculate.md"]
+RUN += ["docs/more-drafters.md", "docs/speculate.md", "docs/image-tokens.md"]
 
 
 @pytest.mark.parametrize("page", RUN)

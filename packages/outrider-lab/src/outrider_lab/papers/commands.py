@@ -9,6 +9,7 @@ import typer
 
 from outrider.bench.progress import bar
 from outrider.bench.prompts import read_prompts, read_rows
+from outrider_lab.images.command import images
 from outrider_lab.papers import options
 from outrider_lab.papers.chen_command import chen
 from outrider_lab.papers.options import RESULTS
@@ -327,6 +328,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "chen": chen,
     "speed": speed,
     "tasks": tasks,
+    "images": images,
 }
 
 
