@@ -4,17 +4,15 @@
     folder   and from a folder that it was saved to, with the same texts
     plain    greedy text equals transformers' own `generate`; of encoder-decoders and of the types
              in `OWN`, the argmax of the model's own forward without a cache
-    chain    with a perturbed copy of it as draft, chains of four: the text of plain decoding
-    tree     the same with trees of 3 x 2 x 1
+    chain    drafted in chains of four, every third token of which is wrong: the text undrafted
+    tree     the same with two wrong siblings beside each right token
     batch    prompts of 61, 1 and 5 tokens in one batch: the texts that each has alone
     seeded   in that batch at temperature 0.9: the texts that each has alone, undrafted
 
 An arm is True, or says what is wrong.
 """
 
-import copy
 import tempfile
-from functools import partial
 
 import torch
 from tiny_configurations import config_for, randomise
@@ -23,15 +21,19 @@ from transformers import AutoModelForCausalLM
 import outrider
 from outrider import verifiers
 from outrider.costs import Costs
-from outrider.drafters import DraftModel, Root
+from outrider.drafters import Root
+from outrider.drafters.deterministic_tree import HostTree, trees
+from outrider.drafters.memory import Forgetful
+from outrider.drafters.tree_drafting import shapes
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
-from outrider.models import adapt, pretrained
+from outrider.models import pretrained
 from outrider.models.auto_classes import auto_class
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.types import DrawKind
 
 LENGTHS = (61, 1, 5)
-NEW = 24
+NEW = 20
 LOW, HIGH = 6, 100  #: a prompt's tokens, none of which is special
 #: Types whose `generate` gives positions that the model's own forward counts otherwise.
 OWN = frozenset(
@@ -119,15 +121,47 @@ def alone(target, drafter, rows, params, inputs=None):
     ]
 
 
-def perturbed(model):
-    """A draft that is right now and then: the target with a little noise on its weights."""
-    other = copy.deepcopy(model)
-    random = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in other.parameters():
-            if weight.dim() > 1:
-                weight += 0.02 * torch.randn(weight.shape, generator=random)
-    return other
+class Recited(Forgetful):
+    """Drafts what is known to come, with planted errors: what a good draft model does, for free.
+
+    Every third token is wrong; with `width` above 1 each has so many wrong siblings, the first of
+    which has a child of its own.
+    """
+
+    name = "recited"
+    kinds = frozenset({DrawKind.FIXED})
+    depth = 4
+
+    def __init__(self, known, width=1):
+        self.known, self.width = known, width
+        self.shapes = shapes.of_levels(width if width == 1 else width + 1, self.depth)
+
+    def propose(self, memory, context, shape):
+        """The rest of the text that begins as each row's does."""
+        count, grown = shapes.declared(self, shape).max_depth, []
+        lengths = context.length_B.tolist()
+        for text, length in zip(context.tokens_BL.tolist(), lengths, strict=True):
+            text = text[:length]
+            rest = next(known[length:] for known in self.known if known[:length] == text)
+            grown.append(self._grown(text[-1], rest[:count], length))
+        return trees(grown, DrawKind.FIXED)
+
+    def _grown(self, pending, rest, length):
+        tokens, parents, above = [pending], [-1], 0
+        for at, token in enumerate(rest, start=length):
+            wrong = [LOW + (token + step) % (HIGH - LOW) for step in range(1, self.width + 1)]
+            wrong = [other for other in wrong if other != token]
+            level = [wrong[0]] if at % 3 == 0 and self.width == 1 else [token]
+            if self.width > 1:
+                level = [wrong[0], token, *wrong[1 : self.width - 1]]
+            first = len(tokens)
+            tokens += level
+            parents += [above] * len(level)
+            if self.width > 1:
+                tokens.append(token)
+                parents.append(first)  # below a wrong one
+            above = first + level.index(token) if token in level else first
+        return HostTree(tokens, parents)
 
 
 def first_line(error):
@@ -161,27 +195,35 @@ def examine(kind):
         source = target.probe(len(rows))._replace(encoded=None)
         inputs = [source.take([row]) for row in range(len(rows))]
     greedy = [_GREEDY] * len(rows)
-    sampled = [SamplingParams(0.9, seed=11 + row) for row in range(len(rows))]
     plain = attempted(lambda: alone(target, Root, rows, greedy, inputs))
     if isinstance(plain, str):
         return found | {"plain": plain}
     found["plain"] = attempted(lambda: same(plain, expected(kind, model, target, rows, inputs)))
-    beside = adapt(perturbed(model), vocab_size=target.vocab_size, chain_only=not target.trees)
-    chain, tree = (partial(DraftModel, beside, n, shared_noise=True) for n in ((1,) * 4, (3, 2, 1)))
-    widest = tree if target.trees else chain
-    found["chain"] = attempted(lambda: same(alone(target, chain, rows, greedy, inputs), plain))
+    known = [[*row, *text] for row, text in zip(rows, plain, strict=True)]
+    found["chain"] = drafted(target, Recited(known), rows, greedy, inputs, plain)
     found["tree"] = "chains only"
+    width = 3 if target.trees else 1
     if target.trees:
-        found["tree"] = attempted(lambda: same(alone(target, tree, rows, greedy, inputs), plain))
-    found["batch"] = attempted(lambda: same(texts(target, widest(), rows, greedy, inputs), plain))
-    found["seeded"] = attempted(
-        lambda: same(
-            texts(target, widest(), rows, sampled, inputs),
-            alone(target, Root, rows, sampled, inputs),
-        )
+        found["tree"] = drafted(target, Recited(known, width), rows, greedy, inputs, plain)
+    found["batch"] = attempted(
+        lambda: same(texts(target, Recited(known, width), rows, greedy, inputs), plain)
     )
+    found["seeded"] = attempted(lambda: seeded(target, width, rows, inputs))
     found["folder"] = folder(model, rows, plain, inputs)
     return found
+
+
+def drafted(target, drafter, rows, params, inputs, plain):
+    """Whether drafted texts, each alone, are the plain ones."""
+    return attempted(lambda: same(alone(target, lambda: drafter, rows, params, inputs), plain))
+
+
+def seeded(target, width, rows, inputs):
+    """Whether sampled texts in a drafted batch are those that each has alone, undrafted."""
+    params = [SamplingParams(0.9, seed=11 + row) for row in range(len(rows))]
+    right = alone(target, Root, rows, params, inputs)
+    known = [[*row, *text] for row, text in zip(rows, right, strict=True)]
+    return same(texts(target, Recited(known, width), rows, params, inputs), right)
 
 
 def expected(kind, model, target, rows, inputs):
@@ -198,10 +240,9 @@ def folder(model, rows, plain, inputs):
 
         def again():
             model.save_pretrained(place)
-            return same(
-                alone(loaded(place).engine.target, Root, rows, [_GREEDY] * len(rows), inputs),
-                plain,
-            )
+            target, last = loaded(place).engine.target, slice(-1, None)
+            given = None if inputs is None else inputs[last]
+            return same(alone(target, Root, rows[last], [_GREEDY], given), plain[last])
 
         said = attempted(again)
     return said.replace(place, "FOLDER") if isinstance(said, str) else said

@@ -9,14 +9,23 @@ RECORD = Path(__file__).parent / "types.json"
 #: What is asked of a model that loads, in the order of the table; `examine.py` says what each is.
 ARMS = ("folder", "plain", "chain", "tree", "batch", "seeded")
 
-_NO_TINY = "no tiny configuration of it is valid"
+_SOUND = "it writes several codebooks of sound at once, not a text"
+_DRAFT = "a draft of Gemma 4's: it reads its target's keys and values"
 #: Why a line is not all equal, where no refusal says it: found out by hand.
 NOTES = {
-    "blt": "its patches depend on a model of bytes that reads the whole text at every call",
-    "gemma4_assistant": "a draft of Gemma 4's: it reads its target's keys and values",
-    "gemma4_unified_assistant": "a draft of Gemma 4's: it reads its target's keys and values",
+    "blt": "its patches come of a model of bytes that reads the whole text at every call",
+    "dots3_note": "no tiny model of it is valid: it has settings for each of 42 layers; its text "
+    "model is `dots3_note_text`",
+    "gemma3n": "its images need the package timm, which was not there; its text model, "
+    "`gemma3n_text`, is right",
+    "gemma4_assistant": _DRAFT,
+    "gemma4_unified_assistant": _DRAFT,
+    "musicgen": _SOUND,
+    "musicgen_melody": _SOUND,
     "openai-gpt": "transformers' class keeps no keys and values: each call reads the whole text",
+    "qwen4_exp": "no tiny model of it is valid; its text model is `qwen4_exp_text`",
     "xlm": "an encoder: transformers' class has no causal form",
+    "zamba": "its layers carry a recurrent state; no tiny model of it is valid",
 }
 
 
@@ -47,13 +56,25 @@ def right(found):
 
 
 def reason(kind, found):
-    """Why a line is not right: what somebody has found out, or what the refusal says; else None."""
+    """Why a line is not right: what somebody has found out, or what it says of itself.
+
+    None for a causal type of which neither is known.
+    """
     if kind in NOTES:
         return NOTES[kind]
-    said = found.get("loads")
-    if not isinstance(said, str) or not said.startswith("UnsupportedModel: "):
+    said = found.get("loads", found.get("built"))
+    if isinstance(said, str) and said.startswith("UnsupportedModel: "):
+        # of a causal type somebody has to find out why a check has failed
+        failed = "relative difference" in said or "cannot be driven" in said
+        if not (failed and found["causal"]):
+            said = said.removeprefix("UnsupportedModel: ").split("; got ")[0].split("; give ")[0]
+            return said.split(" models are not supported: ")[-1]
+    if found.get("causal", True):
         return None
-    if "relative difference" in said or "cannot be driven" in said:
-        return None  # a check has failed, and somebody has to find out why
-    said = said.removeprefix("UnsupportedModel: ").split("; got ")[0].split("; give ")[0]
-    return said.split(" models are not supported: ")[-1]
+    return first_words(found)
+
+
+def first_words(found):
+    """What the first arm that is not right says."""
+    said = (found[arm] for arm in ("built", "loads", *ARMS) if found.get(arm, True) is not True)
+    return next(said)[:200].replace("|", "/")

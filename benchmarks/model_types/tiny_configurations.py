@@ -156,6 +156,8 @@ def small(config):
             found[key] = small(value)
             if value.model_type:
                 found[key]["model_type"] = value.model_type
+        elif key == "rope_parameters" and "mrope_section" in (value or {}):
+            found[key] = value | {"mrope_section": _sections(value)}
         elif key not in _LEFT and not isinstance(value, bool):
             new = _ruled(key, value, every)
             if key == "head_dim" and "qk_rope_head_dim" in every:
@@ -170,6 +172,13 @@ def small(config):
             if name in every:
                 found[name] = count
     return found
+
+
+def _sections(rope):
+    """Frequencies that turn with time, rows and columns: half of a head of 16, or of its part."""
+    half = int(16 * rope.get("partial_rotary_factor", 1.0)) // 2
+    first = half // 4
+    return [first, (half - first) // 2, half - first - (half - first) // 2]
 
 
 def _ruled(key, value, every):
@@ -205,6 +214,18 @@ _DECODERS = (
     " roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
 ).split()
 
+#: Families whose rotations have three parts, the sizes of which no configuration names.
+_TURNED = (
+    "qwen2_vl qwen2_5_vl qwen2_5_omni_thinker glm4v glm46v glmga glm_ocr paddleocr_vl"
+).split()
+
+
+def _mrope(sections, **more):
+    """Rotations by time, row and column for heads of 16."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **more}
+    return {"text_config": {"rope_parameters": rope}}
+
+
 BY_HAND = {
     **{kind: {"is_decoder": True} for kind in _DECODERS},
     **{
@@ -217,6 +238,8 @@ BY_HAND = {
         for kind in ("deepseek_v2", "dots1")
     },
     **{kind: {"head_dim": 16} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    **{kind: _mrope([2, 3, 3]) for kind in _TURNED},
+    "glm4v_moe": _mrope([1, 1, 2], partial_rotary_factor=0.5),
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
     "blt": blt,
     "cohere_compass_text": {
@@ -231,6 +254,7 @@ BY_HAND = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "longcat_flash": {"head_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
@@ -282,7 +306,7 @@ def config_for(kind, by_hand=None):
     for each in tries:
         try:
             made = cls(**copy.deepcopy(each))
-            if made.is_encoder_decoder and made.decoder_start_token_id is None:
+            if made.is_encoder_decoder and not getattr(made, "decoder_start_token_id", None):
                 made.decoder_start_token_id = 1
             return made
         except Exception as error:  # each configuration class has checks of its own

@@ -1,13 +1,18 @@
-"""Writes docs/supported-models.md from the tables of the tests.
+"""Writes docs/supported-models.md from the tables of the tests and the record of the sweep.
 
-    python tests/models/supported_models.py
+    python tests/models/supported_models.py              # the page alone
+    python benchmarks/model_types/sweep.py               # the record, and then the page
 
 tests/models/test_supported_models.py fails when the page and the tables differ.
 """
 
+import sys
 import textwrap
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "model_types"))
+
+import model_type_record as sweep
 import seq2seq_families
 from families import EAGER_ONLY, FAMILIES
 
@@ -20,12 +25,13 @@ HEAD = """\
 
 <!-- written by tests/models/supported_models.py; do not edit -->
 
-Any decoder-only model of transformers whose layers are all attention, those whose layers keep a
-state that are named below, and the encoder-decoders of the second table. The decoder-only families
-below are checked by `tests/models/test_families.py` on tiny random models, in float32: scores of
-ragged trees (four rows, two rounds, beyond the sliding window of 8) equal the model's own forward
-of each path within 1e-4, and coupled decoding with chains and trees gives the text of plain coupled
-decoding.
+Any decoder-only model of transformers that the check at load finds right, those whose layers keep a
+state that are named below, and the encoder-decoders of the second table. What became of
+[every type of transformers](#every-type-of-transformers) is in the tables at the end. The
+decoder-only families of the first table are checked by `tests/models/test_families.py` on tiny
+random models, in float32: scores of ragged trees (four rows, two rounds, beyond the sliding window
+of 8) equal the model's own forward of each path within 1e-4, and coupled decoding with chains and
+trees gives the text of plain coupled decoding.
 
     pytest tests/models/test_families.py
 
@@ -110,15 +116,107 @@ on CUDA, runs through the model's own forward.
 """
 
 TAIL = """
-Also refused: any other model with layer types than full, sliding and chunked attention, any other
-model that transformers marks as stateful, and encoder-decoders of a family that is not in the
-table: no one has tried them.
+Also refused: any other model with layer types than full, sliding, chunked and indexed attention,
+any other model that transformers marks as stateful, and encoder-decoders of a family that is not in
+the table: no one has tried them.
 
+{sweep}
 ## On a CUDA device
 
 The families and `model.generate` are tested there with
 `pytest -m gpu tests/models tests/integrations`; without a device these tests skip.
 """
+
+
+SWEEP = """\
+## Every type of transformers
+
+One tiny random model of each of the {count} causal types that transformers {version} has, in
+float32 on a CPU: **{right} load and are right**, {chains} of them with chains alone. One command
+writes these tables, and fails where transformers has a type that nobody has looked at:
+
+    python benchmarks/model_types/sweep.py
+
+*Folder*: it loads from a folder, with the same text. *Plain*: greedy text equals transformers'
+`generate`. *Chain*, *tree*: so it is with drafts, a part of which is wrong. *Batch*: prompts of 61,
+1 and 5 tokens in one drafted batch have the texts that each has alone. *Seeded*: so they have at
+temperature 0.9. A model that is right as a tiny one computes right at any size; what it is worth
+drafting for is not said here.
+
+| model_type | folder | plain | chain | tree | batch | seeded |
+|---|---|---|---|---|---|---|
+{lines}
+Of the RoBERTa kin and XMOD *plain* is the model's own forward: transformers' `generate` gives it
+positions from 0, where it counts from behind the padding id by itself, as it was trained.
+
+The other {wrong}:
+
+| model_type | what happens | reason |
+|---|---|---|
+{reasons}
+### With images, sounds and encoders
+
+The {other_count} types that transformers opens by another class than the causal one, given text
+alone (an encoder-decoder: a made-up source): **{other_right} load and are right**, from a folder
+and as objects.
+
+{other_names}
+
+The other {other_wrong}; where there is *no tiny model*, because no small configuration is valid or
+a package is not there, nothing is said of the type:
+
+| model_type | what happens | reason |
+|---|---|---|
+{other_reasons}"""
+
+_MARKS = {True: "yes", "chains only": "chains only"}
+
+
+def _happens(found) -> str:
+    """What a line that is not right comes to, in a few words."""
+    if "built" in found:
+        return "no tiny model"
+    if found["loads"] is not True:
+        return "refused"
+    return "; ".join(f"{arm}: {found[arm]}" for arm in sweep.ARMS if found.get(arm) is not True)
+
+
+def _reasons(kinds, record) -> str:
+    """Rows of the types that are not right."""
+    rows = [
+        f"| `{kind}` | {_happens(record[kind])} | {sweep.reason(kind, record[kind])} |\n"
+        for kind in kinds
+        if not sweep.right(record[kind])
+    ]
+    return "".join(rows)
+
+
+def every_type() -> str:
+    """The section on all types of transformers."""
+    record, version = sweep.read_record()
+    causal = [kind for kind in record if record[kind]["causal"]]
+    others = [kind for kind in record if not record[kind]["causal"]]
+    right, beside = (
+        [kind for kind in some if sweep.right(record[kind])] for some in (causal, others)
+    )
+    lines = [
+        f"| `{kind}` | {' | '.join(_MARKS[record[kind][arm]] for arm in sweep.ARMS)} |\n"
+        for kind in right
+    ]
+    return SWEEP.format(
+        count=len(causal),
+        version=version,
+        right=len(right),
+        chains=sum(record[kind]["tree"] == "chains only" for kind in right),
+        lines="".join(lines),
+        wrong=len(causal) - len(right),
+        reasons=_reasons(causal, record),
+        other_count=len(others),
+        other_right=len(beside),
+        other_names="\n".join(textwrap.wrap(", ".join(f"`{kind}`" for kind in beside) + ".", 100)),
+        other_wrong=len(others) - len(beside),
+        other_reasons=_reasons(others, record),
+    )
 
 
 def special(config) -> str:
@@ -177,7 +275,8 @@ def document() -> str:
     reasons = [f"| `{kind}` | {why} |\n" for kind, why in sorted(unsupported.REASONS.items())]
     states = ", ".join(f"`{kind}`" for kind in sorted(recurrent.FAMILIES))
     states = STATES.format(states="\n".join(textwrap.wrap(f"Types: {states}.", 100)))
-    parts = HEAD, *lines, states, encoder_decoders(), MIDDLE, *reasons, TAIL
+    tail = TAIL.format(sweep=every_type())
+    parts = HEAD, *lines, states, encoder_decoders(), MIDDLE, *reasons, tail
     return "".join(parts)
 
 

@@ -246,3 +246,43 @@ def test_the_check_at_load_sees_states_that_go_wrong(kind, monkeypatch):
     monkeypatch.setattr(RecurrentStates, "keep", lambda *_: None)
     with pytest.raises(UnsupportedModel, match="does not score"):
         load_checks.paths(target, "target")
+
+
+@torch.inference_mode()
+def drift(kind):
+    """2,000 tokens one by one, and as paths of trees of which the rest is rejected: the largest
+    difference of a state, relative to its layer's largest number."""
+    _, target = driven(kind, max_position_embeddings=4096)
+    text, room = tokens(1, 2000), 2048
+    random = torch.Generator().manual_seed(5)
+
+    def read(tree):
+        cache, first = target.open(1, room), torch.tensor([0])
+        while int(first) < text.shape[1] - 12:
+            drafted = torch.randint(3, VOCAB, (1, tree.nodes), generator=random)
+            drafted[0, 0] = text[0, first]
+            path = [1, 4, 7][: int(torch.randint(0, 4, (1,), generator=random))]
+            path = path if tree.nodes > 1 else []
+            for depth, node in enumerate(path, start=1):
+                drafted[0, node] = text[0, int(first) + depth]
+            target.forward(cache, of_tree(drafted, tree, first, room))
+            if path:
+                target.keep(cache, first, torch.tensor([path]))
+            first = first + 1 + len(path)
+        # up to one place, whatever the last path was
+        rest = text[:, int(first) :]
+        at = torch.arange(int(first), text.shape[1])[None]
+        for number in range(rest.shape[1]):
+            some = slice(number, number + 1)
+            target.forward(cache, causal(rest[:, some], at[:, some], room))
+        return cache.recurrent
+
+    plain, verified = read(from_parents([-1])), read(TREE)
+    assert torch.equal(plain.base_B, verified.base_B)
+    return max(gap(verified.logs[n].state, log.state) for n, log in plain.logs.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["falcon_h1", "kimi_linear", "qwen3_5_text"])
+def test_states_do_not_drift_over_thousands_of_tokens(kind):
+    assert drift(kind) < 1e-4
