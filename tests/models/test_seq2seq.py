@@ -5,9 +5,11 @@ import torch
 from seats import Rows, played
 from seq2seq_families import DECODERS, FAMILIES, attentions, build
 
+from outrider.errors import UnsupportedModel
 from outrider.models import TreeDecoder, load_checks
 from outrider.models.seq2seq import DECODERS as DECODERS_OF_COMPOSITES
 from outrider.models.seq2seq import SUPPORTED, composed, runner_of
+from outrider.models.seq2seq import runner as seq2seq_runner
 from outrider.models.seq2seq.input_modality import there
 from outrider.types import Inputs
 
@@ -42,6 +44,18 @@ def test_trees_score_as_paths_while_rows_join_and_leave(name, attention):
     rows = Rows(first, 1)
     rows.join(0, sources.take([0]), [0, *range(9, 20)])
     assert rows.step() > 1e-2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_check_at_load_passes_with_a_token_alone_in_it(name):
+    assert load_checks.paths(driven(name), "target") < 1e-4
+
+
+def test_a_decoder_that_looks_at_no_mask_for_a_token_alone_is_seen(monkeypatch):
+    """LED's own forward makes none then: it would attend to slots of another branch."""
+    monkeypatch.setattr(seq2seq_runner, "UNMASKED_ALONE", frozenset())
+    with pytest.raises(UnsupportedModel, match="does not score trees as paths"):
+        load_checks.paths(driven("LED"), "target")
 
 
 @pytest.mark.parametrize("kind", DECODERS)

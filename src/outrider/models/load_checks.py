@@ -231,7 +231,10 @@ def _paths(model: TreeDecoder, tree: Tree) -> float | None:
     first = torch.tensor(lengths, device=device)
     model.forward(cache, causal(tokens[:, :longest], at, CAPACITY, first), last=1)
     scores = model.forward(cache, of_tree(drafted, tree, first, CAPACITY)).logits_BQV
-    return max(_gap(scores[row, path], logits) for row, path, logits in lines)
+    # a token alone, as in plain decoding: there are models that look at no mask then
+    lone = model.forward(cache, causal(drafted[:, :1], first[:, None], CAPACITY)).logits_BQV
+    gaps = [_gap(scores[row, path], logits) for row, path, logits in lines]
+    return max(*gaps, *(_gap(lone[row, :1], logits[:1]) for row, _, logits in lines))
 
 
 def _rounds(model: TreeDecoder) -> float:

@@ -18,11 +18,18 @@ from transformers.utils import ModelOutput
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import states_width
+from outrider.models.decoder import additive
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.seq2seq.cross_attention_cache import CrossAttentionCache
 from outrider.models.seq2seq.reader import EncoderReader, StatesReader
-from outrider.models.seq2seq.tables import Patch, biases, embeddings
+from outrider.models.seq2seq.tables import (
+    UNMASKED_ALONE,
+    Patch,
+    biases,
+    embeddings,
+    masked_alone,
+)
 from outrider.types import Encoded, Inputs, Output
 
 
@@ -149,8 +156,13 @@ class Seq2SeqRunner(TransformersRunner):
     def around(
         self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
     ) -> Iterator[None]:
-        """Positions by table for the time of a call, where the family counts cache entries."""
+        """Positions by table for the time of a call, where the family counts cache entries; and the
+        mask of a lone token, where the family leaves it out."""
         with ExitStack() as swaps:
+            if positions_BQ.shape[1] == 1 and self.model.config.model_type in UNMASKED_ALONE:
+                mask = additive(visible_BQW, self.dtype)
+                for owner, forward in masked_alone(self._decoder, mask):
+                    swaps.enter_context(instead(alone(self.model), owner, "forward", forward))
             for patch in self._patches:
                 answer = patch.at(positions_BQ, keys_BW)
                 swaps.enter_context(instead(alone(self.model), patch.owner, patch.name, answer))

@@ -9,12 +9,15 @@ the runner is.
 
 import inspect
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.models.config import read
+
+Forward = Callable[..., Any]
 
 
 class Patch(Protocol):
@@ -70,6 +73,22 @@ class ByDistance:
         apart = (positions_BQ[:, :, None] - keys_BW[:, None]).clamp(0, len(self.table_DH) - 1)
         bias = self.table_DH[apart].permute(0, 3, 1, 2)
         return lambda *_, **__: bias
+
+
+#: Types whose decoder looks at its mask in calls of several tokens alone: a lone token is taken to
+#: see all entries, and a cache with slots that are empty or another branch's has more.
+UNMASKED_ALONE = frozenset({"led"})
+
+
+def masked_alone(decoder: torch.nn.Module, mask: Tensor) -> list[tuple[torch.nn.Module, Forward]]:
+    """Self-attention modules of such a decoder, each with a forward that is given the mask."""
+
+    def seeing(owner: torch.nn.Module) -> Forward:
+        own = partial(type(owner).forward, owner)
+        return lambda *given, **named: own(*given, **(named | {"attention_mask": mask}))
+
+    owners = [one for name, one in decoder.named_modules() if name.split(".")[-1] == "self_attn"]
+    return [(owner, seeing(owner)) for owner in owners]
 
 
 def embeddings(decoder: torch.nn.Module, most: int, like: Tensor) -> list[Patch]:
