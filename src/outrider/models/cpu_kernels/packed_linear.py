@@ -61,8 +61,12 @@ def empty(count: int) -> Tensor:
 def _mapping(room: int) -> Tensor:
     """Whole pages of at least so many bytes."""
     size = -(-room // _PAGE) * _PAGE
-    mapped = mmap.mmap(-1, size + _PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux alone
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # Linux alone has them
+        mapped = mmap.mmap(-1, size + _PAGE)
+    else:
+        # private: shared memory, which `mmap` maps otherwise, has a switch of its own that is off
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        mapped = mmap.mmap(-1, size + _PAGE, flags=flags)
         try:
             mapped.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
