@@ -44,7 +44,9 @@ def main() -> None:
     place = {"pretrained_model_name_or_path": args.model}
     if args.model.is_file():
         place = {"pretrained_model_name_or_path": args.model.parent, "gguf_file": args.model.name}
-    theirs = AutoModelForCausalLM.from_pretrained(**place, dtype="float32").eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        **place, dtype="float32", trust_remote_code=False
+    ).eval()
     equal, worst = 0, 0.0
     for kind, prompt in prompts:
         stop = Stop(args.tokens)
