@@ -8,10 +8,10 @@ import transformers
 from families import based, build
 from transformers import AutoConfig
 
-from outrider import SamplingParams, StopConditions, load
+from outrider import SamplingParams, Stop, StopConditions, load
 from outrider.costs import Costs
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import load_checks, runner_of, weight_packing
+from outrider.models import load_checks, runner_of, weight_only, weight_packing
 from outrider.models.auto_classes import auto_class
 from outrider.models.decoder import TreeDecoder
 from outrider.models.runtime_config import RuntimeOptions, resolve_runtime
@@ -150,11 +150,21 @@ def test_a_dtype_that_nothing_computes_in_is_said():
         load(llama(torch.float64), drafter="recall", **QUICK)
 
 
-def test_an_output_layer_of_another_dtype_is_said():
+def test_an_output_layer_of_another_dtype_is_said_where_states_have_the_weights_dtype():
+    """Where they are float32 over bfloat16 weights, such a model runs as it is meant."""
     model = llama(torch.bfloat16)
     model.lm_head.float()
-    with pytest.raises(ConfigurationError, match=r"output layer.*float32.*bfloat16"):
-        load(model, drafter="recall", threads=1)
+    quick = {"threads": 1, "step_costs": QUICK["step_costs"], "generation_config": "none"}
+    if not weight_only.concerns("bfloat16", torch.device("cpu")):
+        with pytest.raises(ConfigurationError, match=r"output layer.*float32.*bfloat16"):
+            load(model, drafter="recall", **quick)
+        return
+    made = load(model, drafter="recall", **quick)
+    done = made.generate([5, 6, 7], SamplingParams(0), Stop(12, token_ids=()))
+    wide = model.float().generate(
+        torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    assert done.completions[0].token_ids == wide[0, 3:].tolist()
 
 
 def saved_as(folder, method, **more):
