@@ -204,6 +204,8 @@ def checkpoint(folder):
     model.save_pretrained(folder)
     torch.manual_seed(1)
     layer = MtpModel(model, 1).layers[0]
+    for parameter in layer.parameters():  # of which the experts' are memory as it was found
+        parameter.data.normal_(std=0.3)
     names = {
         "enorm": "pre_fc_norm_embedding",
         "hnorm": "pre_fc_norm_hidden",
@@ -266,6 +268,8 @@ def test_of_several_layers_the_first_drafts(monkeypatch):
     model.config.num_mtp_layers = 2
     torch.manual_seed(1)
     made = MtpModel(model, 2)
+    for parameter in made.layers.parameters():  # of which the experts' are memory as it was found
+        parameter.data.normal_(std=0.3)
     monkeypatch.setattr(mtp.pretrained, "read_mtp", lambda kind, target, **how: made)
     speculator = outrider.load(model, "mtp", branching=(2, 1, 1), **LOAD)
     assert speculator.engine.drafter.model.runner.head.model is made
