@@ -140,7 +140,7 @@ writes these tables, and fails where transformers has a type that nobody has loo
 *Folder*: it loads from a folder, with the same text. *Plain*: greedy text equals transformers'
 `generate`. *Chain*, *tree*: so it is with drafts, a part of which is wrong. *Batch*: prompts of 61,
 1 and 5 tokens in one drafted batch have the texts that each has alone. *Seeded*: so they have at
-temperature 0.9. A model that is right as a tiny one computes right at any size; what it is worth
+temperature 0.9. Random weights alone were tried, most types with no trained model; what it is worth
 drafting for is not said here.
 
 | model_type | folder | plain | chain | tree | batch | seeded |

@@ -6,8 +6,7 @@
  * before. For whole ones with scales: the block's inputs are rounded to 16 bits by a scale of their
  * own (half a step is 2^-16 of the largest), products are summed as whole numbers, which is exact in
  * any order; this times the inputs' scale, times the weights', is added by one fma to what came
- * before, and then by one more the block's minimum times the total of its inputs. Products of whole
- * numbers take half as long as those of float32.
+ * before, and then by one more the block's minimum times the total of its inputs.
  *
  * Few rows: a weight is widened in registers for up to six of them, part after part over some hundred
  * inputs of a group that are then close by. Many: those are widened once where that saves something,

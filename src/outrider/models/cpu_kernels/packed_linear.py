@@ -255,7 +255,7 @@ class PackedLinear:
     Of several weights the outputs stand side by side. With weights of 8 bits or fewer each row and
     block of inputs (32; 16 with q6_k) is rounded to 16 bits by a scale of its own first, half a
     step of which is 2^-16 of the block's largest, and a block's products are summed as whole
-    numbers: half the instructions that float32 takes. With `activations` "int8" they are rounded to
+    numbers, exactly. With `activations` "int8" they are rounded to
     8 bits (-127 to 127; -63 to 63 on x86 without VNNI, whose products of bytes would overflow):
     faster for many rows, for q8_0 weights alone, and off by about 0.5 % of a result, or 1 %. A row
     is the same in every call either way.
