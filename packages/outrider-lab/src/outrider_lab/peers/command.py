@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from outrider import arguments
-from outrider.bench.drawing import pyplot
-from outrider.bench.gathered import gathered
-from outrider.bench.progress import Show, bar
-from outrider.certify.report import Row
+from outrider.cli.console import Show, bar
+from outrider.cli.drawing import pyplot
+from outrider.cli.gathered import gathered
 from outrider.errors import ConfigurationError
+from outrider_lab.certify.report import Row
 from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 from outrider_lab.papers.record import Store, console, folder, table

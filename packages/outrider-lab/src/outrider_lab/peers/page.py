@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.bench import drawing, machine
-from outrider.certify.report import Row
+from outrider.cli import drawing
+from outrider_lab.bench import machine
+from outrider_lab.certify.report import Row
 from outrider_lab.peers.engines import CAPS
 
 INTRODUCTION = """# Beside what people would use instead
@@ -15,7 +16,7 @@ Engines in processes of their own, pinned to the same cores, in turn on the same
 recordings and on the same weights. Greedy. Times are processor seconds of the whole process,
 prompts included, unless they say "wall"; "behind the first token" leaves out a call for one token
 (of the first six prompts).
-Brackets are 95 % intervals over prompts (the jackknife of `outrider.bench.intervals`). llama.cpp's
+Brackets are 95 % intervals over prompts (a jackknife, `outrider_lab.bench.intervals`). llama.cpp's
 memory has the pages of the mapped file in it, ours the interpreter, torch and transformers.
 `OUTRIDER_ISA` caps our kernels, `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA` torch's,
 `CT2_FORCE_CPU_ISA` CTranslate2's; llama.cpp and OpenVINO have no cap and keep what the processor

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.bench import intervals
-from outrider.bench.progress import Show
-from outrider.certify.report import Row
+from outrider.cli.console import Show
 from outrider.speech.audio import look
+from outrider_lab.bench import intervals
+from outrider_lab.certify.report import Row
 from outrider_lab.papers.record import Store
 from outrider_lab.papers.score import word_errors
 from outrider_lab.peers.engines import FASTER_WHISPER, TRANSFORMERS, EngineGone, EngineProcess

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.bench import intervals
-from outrider.bench.progress import Show
-from outrider.certify.report import Row
+from outrider.cli.console import Show
+from outrider_lab.bench import intervals
+from outrider_lab.certify.report import Row
 from outrider_lab.papers.record import Store
 from outrider_lab.peers.engines import LLAMA, OPENVINO, TRANSFORMERS, EngineGone, EngineProcess
 
