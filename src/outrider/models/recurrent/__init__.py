@@ -12,6 +12,8 @@ A kind of mixer is one file here and one line in `MIXERS`.
 
 from collections.abc import Mapping
 
+from outrider.models.config import read
+
 #: Files of this package by the function of a modelling file that they stand before.
 MIXERS: Mapping[str, str] = {
     "causal_conv1d_fn": "short_conv",
@@ -48,3 +50,8 @@ FAMILIES = frozenset(
 
 #: Types of layers that keep a state alone and take no mask, as configurations call them.
 LAYERS = frozenset({"conv", "linear_attention", "mamba"})
+
+
+def has_states(model: object) -> bool:
+    """Whether some of a model's layers keep a state: its texts are read by pieces then."""
+    return bool(read(model, "recurrent", bool))

@@ -155,6 +155,12 @@ class RecurrentStates:
         few._change(self, lambda table: table.index_select(0, at))
         return few
 
+    def checkpoint(self, row: int) -> "RecurrentStates":
+        """A copy of one row's state, and of the inputs that convolutions still read: no log."""
+        one = self.take([row])
+        one._turn(BEHIND)
+        return one
+
     def put(self, seats: Sequence[int], other: "RecurrentStates") -> Self:
         """Write the rows of `other` into these seats; returns this object."""
         rows = max(self.rows, 1 + max(seats, default=-1))
@@ -248,18 +254,22 @@ class RecurrentStates:
     def _fit(self, seats: int, ring: int) -> None:
         """Longer tables if there are fewer seats or slots."""
         if ring > self.ring:
-            old, self.ring = self.ring, 1 << (ring - 1).bit_length()
-            place = torch.arange(self.ring, device=self.base_B.device)
-            lowest = self.base_B[:, None] - BEHIND
-            # the slot of each new place that is nearest above the lowest that is still read
-            at = (lowest + (place - lowest) % self.ring) % old
-            self._parent_BR = self._parent_BR.gather(1, at)
-            self.inputs = {n: t.gather(1, _wide(at, t)) for n, t in self.inputs.items()}
-            for log in self.logs.values():
-                log.entries = tuple(t.gather(1, _wide(at, t)) for t in log.entries)
+            self._turn(1 << (ring - 1).bit_length())
         if seats > self.seats:
             self.seats = max(seats, 2 * self.seats)
             self._change(self, lambda table: _padded(table, self.seats))
+
+    def _turn(self, ring: int) -> None:
+        """Give the logs so many slots: those from `BEHIND` ahead of the states on."""
+        old, self.ring = self.ring, ring
+        place = torch.arange(ring, device=self.base_B.device)
+        lowest = self.base_B[:, None] - BEHIND
+        # the slot of each new place that is nearest above the lowest that is still read
+        at = (lowest + (place - lowest) % ring) % old
+        self._parent_BR = self._parent_BR.gather(1, at)
+        self.inputs = {n: t.gather(1, _wide(at, t)) for n, t in self.inputs.items()}
+        for log in self.logs.values():
+            log.entries = tuple(t.gather(1, _wide(at, t)) for t in log.entries)
 
 
 def _behind(nodes: Nodes, base_B: Tensor) -> Nodes:
