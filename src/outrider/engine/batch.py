@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from outrider.engine.request import Request, source_ids, wear
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import LINE, PrefixCache
-from outrider.models.recurrent import has_states
+from outrider.models.recurrent.call import has_states
 from outrider.row_params import gather_rows, narrowed, picked, scatter_rows
 from outrider.sampling import logits_processors, sampling_params
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore

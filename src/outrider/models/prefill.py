@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from outrider.models.recurrent import has_states
+from outrider.models.recurrent.call import has_states
 from outrider.models.tree_inputs import causal
 from outrider.types import LanguageModel, RowHints
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from outrider.models.cache import SlotCache
-from outrider.models.recurrent import has_states
-from outrider.models.recurrent.call import PIECE
+from outrider.models.recurrent.call import PIECE, has_states
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import LanguageModel
 
