@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.bench.progress import bar
-from outrider.bench.prompts import read_prompts, read_rows
+from outrider.cli.console import bar
+from outrider_lab.bench.prompts import read_prompts, read_rows
 from outrider_lab.images.command import images
 from outrider_lab.papers import options
 from outrider_lab.papers.chen_command import chen

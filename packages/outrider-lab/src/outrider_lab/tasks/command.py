@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.bench.progress import bar
+from outrider.cli.console import bar
 from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 

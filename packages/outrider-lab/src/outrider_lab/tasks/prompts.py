@@ -18,9 +18,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.text.tokens import encode
+from outrider_lab.certify.report import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,8 +18,8 @@ import re
 import sys
 from collections.abc import Sequence
 
-from outrider.bench.compare import looping
 from outrider.errors import ConfigurationError
+from outrider_lab.bench.compare import looping
 from outrider_lab.papers import score
 from outrider_lab.tasks import sandbox
 from outrider_lab.tasks.prompts import PromptTask

@@ -8,9 +8,9 @@ one-sided tests with MARGIN (`lab.equivalence`).
 import statistics
 from collections.abc import Sequence
 
-from outrider.bench import intervals
-from outrider.bench.intervals import Interval
-from outrider.certify.report import Row
+from outrider_lab.bench import intervals
+from outrider_lab.bench.intervals import Interval
+from outrider_lab.certify.report import Row
 from outrider_lab.equivalence import MARGIN, equivalence
 from outrider_lab.tasks.arms import PLAIN
 from outrider_lab.tasks.prompts import KINDS
