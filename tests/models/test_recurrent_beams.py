@@ -5,7 +5,6 @@ import torch
 from recurrent_models import made, perturbed
 
 from outrider import SamplingParams, StopConditions, verifiers
-from outrider.certify import Power, certify, foreign
 from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.beam_search import decode
 from outrider.engine.beam_search.beams import Beams
@@ -15,6 +14,7 @@ from outrider.engine.request import Request
 from outrider.models import TreeDecoder, runner_of
 from outrider.models.prefix_cache import PrefixCache
 from outrider.models.recurrent.states import RecurrentStates
+from outrider_lab.certify import Power, certify, foreign
 
 KINDS = ["jamba", "lfm2", "qwen3_5_text", "rwkv"]
 BUDGET = 14
