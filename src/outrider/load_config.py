@@ -1,7 +1,7 @@
 """Everything `outrider.load` can be told: one field, one option, one row of the guide's table.
 
 The command line's options of models and drafting (`cli/options.py`) and what `model.generate` takes
-(`keywords.py`) are made of these fields.
+(`integrations/generate_setup.py`) are made of these fields.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,7 @@ import torch
 
 from outrider import arguments, drafters, verifiers
 from outrider.costs import Costs
-from outrider.drafters.ngram_file import opened
-from outrider.drafters.ngram_table import Table
+from outrider.drafters.ngram_table import Table, opened
 from outrider.drafters.recipes import COMMON, DraftOptions, Recipe
 from outrider.engine import speculation_policy as planners
 from outrider.engine.speculation_policy import Planner
@@ -19,7 +18,7 @@ from outrider.load_config import LoadConfig
 from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import hears, vocabulary_of
 from outrider.models.draft_source import DraftSource
-from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.runtime_config import RuntimeOptions
 from outrider.models.sources import ModelSource, ShareEncoder, usable
 from outrider.models.token_remap import VocabularyMap, vocabulary_map

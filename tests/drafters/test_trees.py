@@ -33,7 +33,7 @@ from outrider.drafters import (
 from outrider.drafters.draft_model import Drawn
 from outrider.drafters.recipes import DrafterParts, DraftOptions
 from outrider.engine import step
-from outrider.ops.reference.beam import truncated
+from outrider.ops.reference.draws import truncated
 from outrider.types import DrawKind, Output
 from outrider_lab.theory.length import tokens_of_tree
 from tiny import begun, pair

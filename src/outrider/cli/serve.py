@@ -166,7 +166,7 @@ def _run(
 ) -> None:
     """Serve until it is ended. `settings` are `ServerConfig`'s: it is imported while this
     listens."""
-    from outrider.server.loading_responder import answering
+    from outrider.server.http_server import answering
 
     with _ended(), _bound(host, port) as place, ExitStack() as loading:
         err.print(f"reading {name}")

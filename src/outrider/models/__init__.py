@@ -72,11 +72,11 @@ SUPPORTED = frozenset(
 )
 
 _OWN = {
-    "bloom": "outrider.models.alibi:BloomRunner",
-    "falcon": "outrider.models.alibi:FalconRunner",
-    "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
+    "bloom": "outrider.models.positions:BloomRunner",
+    "falcon": "outrider.models.positions:FalconRunner",
+    "gpt_neo": "outrider.models.positions:GPTNeoRunner",
     "moshi": "outrider.models.positions:MoshiRunner",
-    "mpt": "outrider.models.alibi:MptRunner",
+    "mpt": "outrider.models.positions:MptRunner",
     "roformer": "outrider.models.positions:RoFormerRunner",
     **dict.fromkeys(
         (
