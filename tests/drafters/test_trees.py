@@ -80,6 +80,7 @@ def agrees(seen: Counter, law: dict) -> bool:
     return statistic < chi2.isf(1e-4, len(law) - 1)
 
 
+@pytest.mark.one_in(3)
 @BACKENDS
 @pytest.mark.parametrize("name", ["sampled", "beam", "branching"])
 def test_siblings_of_the_root_are_drawn_without_replacement(name, backend):

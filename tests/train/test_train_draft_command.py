@@ -21,7 +21,7 @@ from outrider.text.speculator import Speculator
 from outrider.train.features import read
 from outrider.train.job import look, run
 from outrider.train.published import opened
-from outrider.train.texts import Plan, Task
+from outrider.train.task import Plan, Task
 
 
 @pytest.fixture(scope="module")

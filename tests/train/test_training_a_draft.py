@@ -16,7 +16,7 @@ from outrider.train.features import TrainText, read, record
 from outrider.train.job import frequent
 from outrider.train.loop import Trainer
 from outrider.train.students import HeadStudent, LayerStudent, usual_taps
-from outrider.train.texts import Plan
+from outrider.train.task import Plan
 
 PLAN = Plan(steps=20, batch=512, rounds=2, rate=0.1)
 TAPS = {"head": usual_taps(2), "layers": ()}

@@ -8,7 +8,7 @@ import typer
 
 from outrider.cli import options
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, bar, err, out, working
-from outrider.train.texts import Plan, Task
+from outrider.train.task import Plan, Task
 
 if TYPE_CHECKING:
     from outrider.train.job import Show

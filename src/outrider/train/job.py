@@ -32,7 +32,8 @@ from outrider.train.alpha import Alpha, alpha
 from outrider.train.features import Features, TrainText, read, record
 from outrider.train.loop import Losses, Progress, Trainer
 from outrider.train.students import HeadStudent, LayerStudent, Student, usual_taps
-from outrider.train.texts import Task, TextPiece
+from outrider.train.task import Task
+from outrider.train.texts import TextPiece
 
 # The target's own answers to prompts: what a draft has to foresee is what the target writes.
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from outrider.errors import ConfigurationError
 from outrider.train.features import Features
 from outrider.train.students import Student
-from outrider.train.texts import Plan
+from outrider.train.task import Plan
 
 # What training lowers: the distance of the head's laws from the target's, round by round.
 

@@ -15,7 +15,7 @@ from outrider.models.sources import ModelSource, usable
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
 from outrider.train.job import Result
-from outrider.train.texts import Task
+from outrider.train.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
