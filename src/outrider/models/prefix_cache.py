@@ -1,7 +1,8 @@
 """What models have read of prompts, kept for others that begin alike: copied, not computed again.
 
 An entry of the cache depends on the tokens up to its own and on the row's adapter alone, so a
-prompt that begins as another one did needs no more than a copy of that beginning. Kept are entries
+prompt that begins as another one did needs no more than a copy of that beginning. Placeholders of
+images and sounds are told apart by contents (`MultiModalInputs.key`). Kept are entries
 that were written while a prompt was read, all of which round alike (`models.batch_invariance`);
 what answers and drafts have written is not: in half precision a node of a tree may round otherwise.
 """
@@ -78,9 +79,9 @@ class PrefixCache:
             some.append(at)
         return some
 
-    def of(self, prompts: Sequence[Sequence[int]]) -> "PrefixHits":
-        """These prompts as rows of a cache, in their order."""
-        return PrefixHits(self, tuple(tuple(prompt) for prompt in prompts))
+    def of(self, prompts: Sequence[Sequence[int]], least: int = 0) -> "PrefixHits":
+        """These prompts as rows of a cache, in their order; `least`: that of `PrefixHits`."""
+        return PrefixHits(self, tuple(tuple(prompt) for prompt in prompts), least)
 
     def keep(self, model: LanguageModel, read: tuple[int, ...], cache: SlotCache, row: int) -> None:
         """Keep a row that begins with these tokens, in place of others that it goes on from."""
@@ -133,6 +134,8 @@ class PrefixHits(NamedTuple):
 
     prefixes: PrefixCache
     prompts: tuple[tuple[int, ...], ...]
+    #: so many tokens, up to the end of an image, are copied together or not at all; 0: none are
+    least: int = 0
 
     def begin(self, model: LanguageModel, cache: Any) -> int:
         """Copy the beginning that is kept of every prompt; how many tokens of each that are."""
@@ -141,10 +144,14 @@ class PrefixHits(NamedTuple):
         names = [_adapter(cache, row) for row in range(len(self.prompts))]
         each = [*zip(self.prompts, names, strict=True)]
         count = min(self.prefixes.known(model, prompt, name) for prompt, name in each)
+        if count < self.least:
+            return 0
         for row, (prompt, name) in enumerate(each if count else ()):
             source = self.prefixes.find(model, prompt[:-1], name)
             assert source is not None
             cache.put([row], source, count)
+        if count and not self.least and cache.inputs is not None:  # positions ahead of any image
+            cache.inputs = model.open(cache.rows, 1).inputs
         return count
 
     def keep(self, model: LanguageModel, cache: Any) -> None:

@@ -112,8 +112,8 @@ def unasked(pair: Speculator, texts: int) -> list[Request]:
 
 def longest(request: Request) -> int:
     """The most new tokens of an answer to a source."""
-    assert request.inputs is not None
-    return int(request.inputs.mask_BS.sum()) + MORE
+    assert request.source is not None
+    return int(request.source.mask_BS.sum()) + MORE
 
 
 def length(pair: Speculator, request: Request, new_tokens: int, wanted: int) -> int:
