@@ -42,6 +42,7 @@ class EncoderAdapter(Protocol):
 class MediaRunner(Protocol):
     """What a runner has besides whose model reads images or sound in its prompts."""
 
+    placeholders: frozenset[int]  #: token ids that stand for images and sound
     known: set[frozenset[str]]  #: names of inputs that `load_checks.media` has been through
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:

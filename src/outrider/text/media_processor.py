@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, OutriderError, PromptError
@@ -49,14 +48,12 @@ class MediaProcessor:
 
     given         the processor of transformers, or the folder or hub name that has one
     placeholders  token ids that stand for images and sound in prompts
-    takes         what the model's forward takes, by name
 
     The processor is read when it is first needed.
     """
 
     given: Any
     placeholders: frozenset[int]
-    takes: frozenset[str]
     trust: bool = False
 
     @cached_property
@@ -110,7 +107,9 @@ class MediaProcessor:
             f"the conversation of prompt {number}",
         )
 
-    def prompt(self, given: Mapping[str, Any], number: int = 0) -> tuple[list[int], MultiModalInputs]:
+    def prompt(
+        self, given: Mapping[str, Any], number: int = 0
+    ) -> tuple[list[int], MultiModalInputs]:
         """A text with placeholders, and its images and sound, as vLLM takes them.
 
         `{"prompt": "<image>\\nWhat is it?", "multi_modal_data": {"image": [...], "audio": [...]}}`
@@ -144,7 +143,7 @@ class MediaProcessor:
         Raises PromptError for a batch of several, and for one that is padded.
         """
         ids = given["input_ids"]
-        rows = ids.tolist() if isinstance(ids, arguments.Listable) else list(ids)
+        rows: Any = ids.tolist() if isinstance(ids, arguments.Listable) else list(ids)
         if rows and not isinstance(rows[0], (list, tuple)):
             rows = [rows]
         if len(rows) != 1:

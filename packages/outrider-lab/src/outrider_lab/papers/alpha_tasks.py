@@ -77,10 +77,9 @@ def tasks(pair: Speculator, rows: Rows) -> list[Request]:
     target = pair.engine.target
     reader = PromptEncoder(target, pair.tokenizer, pair.opening, pair.eos_ids)
     asked = reader.read([row["source"] for row in rows])
-    assert asked.inputs is not None
     return [
         Request(start, inputs=encoded(target, [inputs]))
-        for start, inputs in zip(asked.prompts, asked.inputs, strict=True)
+        for start, inputs in zip(asked.prompts, asked.sources, strict=True)
     ]
 
 
