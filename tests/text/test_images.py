@@ -1,17 +1,12 @@
 """Prompts with images: files, messages and processors; what cannot be read is refused."""
 
-import base64
-import io
 import struct
 import sys
 import zlib
 
-import multi_modal_models as tiny_images
 import pytest
 import torch
-from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from image_folder import picture, png, saved, url, words
 
 import outrider
 from outrider import ConfigurationError, ImageError, PromptError, SamplingParams, Stop
@@ -19,10 +14,6 @@ from outrider.costs import Costs
 from outrider.text import images
 from outrider.text.images import open_image
 
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}] {% for p in m.content %}{% if p.type == 'image' %}"
-    "<image> {% else %}{{ p.text }} {% endif %}{% endfor %}{% endfor %}[assistant] "
-)
 LOADED = {
     "drafter": "prompt_lookup",
     "dtype": "float32",
@@ -34,37 +25,9 @@ LOADED = {
 GREEDY, SHORT = SamplingParams(0), Stop(8)
 
 
-def words():
-    """A tokenizer of a few words; `<image>` is the placeholder of the tiny models."""
-    known = [f"w{at}" for at in range(tiny_images.VOCAB)]
-    known[0], known[1], known[2], known[3] = "<pad>", "<s>", "</s>", "<unk>"
-    known[6:9] = ["[user]", "[assistant]", "[system]"]
-    known[tiny_images.IMAGE] = "<image>"
-    inner = Tokenizer(models.WordLevel({word: at for at, word in enumerate(known)}, "<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", bos_token="<s>",
-        eos_token="</s>", additional_special_tokens=["<image>"],
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of a tiny LLaVA with its processor, as on the hub."""
-    place = tmp_path_factory.mktemp("llava")
-    tiny_images.made("llava").save_pretrained(place)
-    LlavaProcessor(
-        CLIPImageProcessor(
-            size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}, do_convert_rgb=True
-        ),
-        words(),
-        patch_size=4,
-        vision_feature_select_strategy="default",
-        image_token="<image>",
-        num_additional_image_tokens=1,
-        chat_template=TEMPLATE,
-    ).save_pretrained(place)
-    return place
+    return saved(tmp_path_factory.mktemp("llava"))
 
 
 @pytest.fixture(scope="module")
@@ -72,25 +35,9 @@ def seeing(folder):
     return outrider.load(str(folder), **LOADED)
 
 
-def picture(seed, size=(12, 9)):
-    random = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=random)
-    return Image.fromarray(pixels.numpy())
-
-
-def png(image):
-    held = io.BytesIO()
-    image.save(held, "PNG")
-    return held.getvalue()
-
-
 def question(image, text="w20 w21"):
     part = {"type": "image", "image": image}
     return [{"role": "user", "content": [part, {"type": "text", "text": text}]}]
-
-
-def url(data):
-    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 def test_a_picture_is_one_however_it_is_given(seeing, tmp_path):

@@ -1,5 +1,6 @@
 """Conversations and prompts with images or sound, by the model's own processor."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +77,14 @@ class MediaProcessor:
                 "preprocessor_config.json and Pillow (pip install 'outrider[images]'), sound the "
                 "same and numpy"
             ) from error
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the processor renders conversations; False where there is none."""
+        try:
+            return getattr(self.processor, "chat_template", None) is not None
+        except ConfigurationError:
+            return False
 
     def conversation(
         self, messages: Sequence[Any], number: int = 0, template: Mapping[str, Any] | None = None
@@ -205,7 +214,12 @@ class MediaProcessor:
         """A recording's samples at the rate that the model hears."""
         extractor = getattr(self.processor, "feature_extractor", None)
         rate = int(getattr(extractor, "sampling_rate", None) or _RATE)
-        return audio.look(given, number, None, rate).read(rate)
+        if not isinstance(given, (bytes, bytearray)):
+            return audio.look(given, number, None, rate).read(rate)
+        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+            path = Path(folder) / "recording"
+            path.write_bytes(given)
+            return audio.look(path, number, None, rate).read(rate)
 
 
 def _several(given: Any) -> list[Any]:
