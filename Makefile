@@ -26,7 +26,7 @@ NUMERIC := tests/models tests/ops tests/exactness tests/engine/test_half_precisi
 	tests/engine/test_ends.py tests/engine/test_equality.py tests/speech tests/test_calibrate.py
 CAP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OUTRIDER_ISA=avx2
 
-.PHONY: help venv demo test test-capped lint types format docs clean gpu wheels
+.PHONY: help venv demo test test-capped lint types format docs clean gpu wheels peers
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them (x86-64)"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
+	@echo "make peers MODEL=FOLDER   ours beside llama.cpp and OpenVINO GenAI on one core: a page"
 	@echo "make wheels   every distribution, the core with kernels for Linux x86-64, aarch64, macOS arm64"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
@@ -101,6 +102,19 @@ GPU_OUT ?= gpu-results
 
 gpu:
 	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/gpu_day.py --out $(GPU_OUT) $(GPU_ARGS)
+
+# The other engines have an environment of their own, since their dependencies are not ours.
+PEERS := build/peers
+PEERS_ARGS ?=
+
+peers: $(STAMP)
+	@if [ -z "$(MODEL)" ]; then \
+	  echo "make peers MODEL=FOLDER: a GGUF file, or a folder that hf download has written" >&2; exit 1; \
+	fi
+	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  xllamacpp openvino-genai faster-whisper
+	@$(BIN)/outrider bench peers --model "$(MODEL)" --peer $(PEERS)/bin/python $(PEERS_ARGS)
 
 # The same commit gives the same bytes. Zig keeps what it has compiled in build/, too.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)

@@ -1,8 +1,7 @@
 """outrider: speculative decoding that is exact, fast and a pleasure to use.
 
 Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outrider.engine`,
-`outrider.certify`, `outrider.integrations`, `outrider.ops`, `outrider.stochastic`,
-`outrider.theory`, `outrider.testing`.
+`outrider.integrations`, `outrider.ops`, `outrider.stochastic`, `outrider.testing`.
 
 >>> import outrider
 >>> speculator = outrider.load()                      # doctest: +SKIP
@@ -31,9 +30,6 @@ from outrider.errors import (
 
 if TYPE_CHECKING:
     from outrider import (
-        certify as certify,
-    )
-    from outrider import (
         drafters as drafters,
     )
     from outrider import (
@@ -50,9 +46,6 @@ if TYPE_CHECKING:
     )
     from outrider import (
         testing as testing,
-    )
-    from outrider import (
-        theory as theory,
     )
     from outrider import (
         verifiers as verifiers,
@@ -138,14 +131,12 @@ _HOMES = {
 }
 #: Public packages, which are attributes as well.
 _PARTS = (
-    "certify",
     "drafters",
     "engine",
     "integrations",
     "ops",
     "stochastic",
     "testing",
-    "theory",
     "verifiers",
 )
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from outrider import DraftModel, Engine, RequestStats, SamplingParams, StopConditions
-from outrider.bench.measure import Timed
+from outrider.cli.timeline import Timed
 from outrider.drafters import Paths
 from outrider.ops import use
 from outrider.stats import VERBS

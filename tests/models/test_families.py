@@ -68,8 +68,8 @@ def test_the_probe_at_load_sees_a_wrong_window():
 
 
 REFUSED = {
-    "mamba": (lambda: own("mamba", hidden_size=16, num_hidden_layers=1), "recurrent state"),
-    "jamba": (lambda: AutoConfig.for_model("jamba"), "recurrent state"),
+    "xlstm": (lambda: own("xlstm", embedding_dim=32, num_heads=2, num_blocks=2), "recurrent state"),
+    "cpmant": (lambda: AutoConfig.for_model("cpmant"), "not causal"),
 }
 
 
@@ -82,8 +82,8 @@ def test_refused_by_name_with_the_reason_before_weights_are_read(kind, tmp_path)
 
 
 def test_a_loaded_recurrent_model_is_refused():
-    model = build(REFUSED["mamba"][0]())
-    with pytest.raises(UnsupportedModel, match="'mamba' models are not supported"):
+    model = build(REFUSED["xlstm"][0]())
+    with pytest.raises(UnsupportedModel, match="'xlstm' models are not supported"):
         adapt(model)
 
 

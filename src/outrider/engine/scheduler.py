@@ -154,8 +154,8 @@ class Scheduler:
         ahead = self.seats.ahead()
         if not ahead:
             return False
-        waiting = self.requests(ahead)
-        first = next((at for at, one in enumerate(waiting) if one.media is not None), len(ahead))
+        seeing = [one.media is not None for one in self.requests(ahead)]
+        first = seeing.index(True) if any(seeing) else len(ahead)
         ahead = ahead[: max(first, 1)]  # who has images is read alone
         prompts = [request.key for request in self.requests(ahead)]
         some: Sequence[int] = range(len(ahead))
@@ -166,7 +166,10 @@ class Scheduler:
         numbers = [ahead[some[at]] for at in group]
         requests = self.requests(numbers)
         later = self._later(requests, free)
-        prefill = Prefill(self.target, self.drafter, requests, self.capacity, self.prefixes, later)
+        waiting = [prompts[at] for at, number in enumerate(ahead) if number not in numbers]
+        prefill = Prefill(
+            self.target, self.drafter, requests, self.capacity, self.prefixes, later, waiting
+        )
         self._prefill = numbers, prefill
         for number in numbers:
             self.seats.waiting.remove(number)

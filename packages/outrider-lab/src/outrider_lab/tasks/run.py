@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from outrider import Engine, SamplingParams, StopConditions
-from outrider.bench.measure import turns
-from outrider.bench.progress import Show
-from outrider.certify.report import Row
+from outrider.cli.console import Show
 from outrider.drafters import ReferenceLookup
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
+from outrider_lab.bench.measure import turns
+from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
 from outrider_lab.tasks import scores
 from outrider_lab.tasks.prompts import PromptTask, token_ids
