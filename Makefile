@@ -20,17 +20,21 @@ PACKAGES := $(wildcard packages/*)
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
+# Every case, where `make test` leaves out what is marked exhaustive.
+EVERY := 'not slow and not gpu'
+
 # What computes: run once more as if the processor had AVX2 and nothing more, so that a machine that
 # has more cannot hide a fault. Other processors than x86-64 have no such cap.
 NUMERIC := tests/models tests/ops tests/exactness tests/engine/test_half_precision.py \
 	tests/engine/test_ends.py tests/engine/test_equality.py tests/speech tests/test_calibrate.py
 CAP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OUTRIDER_ISA=avx2
 
-.PHONY: help venv demo test test-capped lint types format docs clean gpu wheels peers
+.PHONY: help venv demo test test-all test-capped lint types format docs clean gpu wheels peers
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
-	@echo "make test     style, types, import layers and the tests, but for those marked slow or gpu"
+	@echo "make test     style, types, import layers and the tests, some of them with fewer cases"
+	@echo "make test-all the same with every case, but for tests marked slow or gpu"
 	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them (x86-64)"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
@@ -80,9 +84,12 @@ types: $(STAMP)
 test: lint types
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+test-all: lint types
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m $(EVERY)
+
 test-capped: $(STAMP)
 	@if [ "$$(uname -m)" = x86_64 ]; then \
-	  $(CAP) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(NUMERIC); \
+	  $(CAP) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m $(EVERY) $(NUMERIC); \
 	else \
 	  echo "test-capped: nothing to do on $$(uname -m), whose processors have no such cap"; \
 	fi

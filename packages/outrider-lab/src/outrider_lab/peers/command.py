@@ -170,8 +170,9 @@ def _files(asked: PeersRequest, out: Path) -> list[Path]:
 
 
 def _name(title: str) -> str:
-    """Of a section: its title and the cap, as a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{title} {page.capped()}".lower()).strip("-")
+    """Of a section: its title, and whether a cap was set, as a file's name."""
+    capped = " capped" if page.capped() else ""
+    return re.sub(r"[^a-z0-9]+", "-", f"{title}{capped}".lower()).strip("-")
 
 
 def _text(

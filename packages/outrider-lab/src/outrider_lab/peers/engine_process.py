@@ -91,9 +91,9 @@ def transformers_text(asked: Words) -> Answer:
     known = {"gguf_file": file} if file.endswith(".gguf") else {}
     where = folder if known else asked["model"]
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        where, dtype=getattr(torch, asked["dtype"]), **known
+        where, dtype=getattr(torch, asked["dtype"]), trust_remote_code=False, **known
     ).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where, **known)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **known)
     lookup = {"prompt_lookup_num_tokens": 10} if asked["mode"] == "PROMPT_LOOKUP" else {}
 
     def answer(one: Words) -> Words:
@@ -195,10 +195,12 @@ def transformers_speech(asked: Words) -> Answer:
 
     torch.set_num_threads(asked["threads"])
     model = transformers.WhisperForConditionalGeneration.from_pretrained(
-        asked["model"], dtype=torch.float32
+        asked["model"], dtype=torch.float32, trust_remote_code=False
     ).eval()
-    features = transformers.WhisperFeatureExtractor.from_pretrained(asked["model"])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(asked["model"])
+    features = transformers.WhisperFeatureExtractor.from_pretrained(
+        asked["model"], trust_remote_code=False
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(asked["model"], trust_remote_code=False)
 
     def answer(one: Words) -> Words:
         found = features(np.load(one["path"]), sampling_rate=16_000, return_tensors="pt")

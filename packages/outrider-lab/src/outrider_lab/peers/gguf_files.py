@@ -47,7 +47,7 @@ def tokenizer(path: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        str(path.parent), gguf_file=path.name
+        str(path.parent), gguf_file=path.name, trust_remote_code=False
     )
     return found
 

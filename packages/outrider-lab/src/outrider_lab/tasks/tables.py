@@ -37,7 +37,7 @@ def _ms(row: Row, clock: str) -> float:
 def by_kind(answers: TaskAnswers, ratios: Sequence[float]) -> dict[str, Interval]:
     """An arm's speed over plain decoding by kind of prompt."""
     found: dict[str, Interval] = {}
-    for kind in KINDS:
+    for kind in dict.fromkeys(task.kind for task in answers.tasks):
         pairs = zip(ratios, answers.tasks, strict=True)
         picked = [ratio for ratio, task in pairs if task.kind == kind]
         if picked:
