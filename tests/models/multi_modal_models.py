@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from outrider.models.auto_classes import auto_class
 
 VOCAB, IMAGE, VIDEO, FIRST, LAST = 128, 100, 101, 102, 103
 
@@ -111,6 +112,7 @@ class ImageType:
     config: object  #: makes the configuration
     picture: object = _one  #: makes the arguments of one picture: random numbers, a size
     typed: str | None = None  #: the argument that says which tokens are pictures, if one does
+    count: object = None  #: how many tokens a recording of a size takes, where no part says so
 
 
 _SIGLIP = "siglip_vision_model"
@@ -350,11 +352,110 @@ TYPES = {
     ),
 }
 
+_SOUND = {
+    "num_mel_bins": 8,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "d_model": 32,
+    "max_source_positions": 16,
+}
+_HEARS = {"num_mel_bins": 8, "max_source_positions": 16, **_VISION}
+
+
+def _hears(kind, audio, text, **more):
+    return CONFIG_MAPPING[kind](audio_config=audio, text_config=text, **more)
+
+
+def _mels(random, size, frames=32):
+    """Frames of a recording, and which of them are sound."""
+    seen = torch.ones(1, frames, dtype=torch.int64)
+    seen[:, frames - 8 * size :] = 0
+    return {
+        "input_features": _pixels(random, 1, 8, frames) * seen[:, None],
+        "input_features_mask": seen,
+    }
+
+
+def _named(name, random, size):
+    made = _mels(random, size)
+    return {"input_features": made["input_features"], name: made["input_features_mask"]}
+
+
+AUDIO = {
+    "qwen2_audio": ImageType(
+        lambda: _hears("qwen2_audio", _SOUND, _text("qwen2"), audio_token_index=IMAGE),
+        lambda random, size: _named("feature_attention_mask", random, size),
+        count=lambda size: 8 - 2 * size,
+    ),
+    "voxtral": ImageType(
+        lambda: _hears(
+            "voxtral",
+            {"model_type": "voxtral_encoder", **_HEARS, "intermediate_size": 128},
+            _text("llama"),
+            audio_token_id=IMAGE,
+            hidden_size=32,
+        ),
+        lambda random, size: {"input_features": _pixels(random, 1, 8, 32)},
+    ),
+    "granite_speech": ImageType(
+        lambda: CONFIG_MAPPING["granite_speech"](
+            text_config=_text("granite"),
+            encoder_config={
+                "input_dim": 8,
+                "num_layers": 2,
+                "hidden_dim": 32,
+                "num_heads": 4,
+                "dim_head": 8,
+                "output_dim": 8,
+                "context_size": 8,
+                "max_pos_emb": 16,
+                "conv_kernel_size": 3,
+                "dropout": 0.0,
+            },
+            projector_config=_VISION
+            | {"model_type": "blip_2_qformer", "encoder_hidden_size": 32, "vocab_size": 8},
+            audio_token_index=IMAGE,
+            has_lora_adapter=False,
+            downsample_rate=2,
+            window_size=4,
+        ),
+        lambda random, size: {"input_features": _pixels(random, 1, 16 + 8 * size, 8)},
+    ),
+    "glmasr": ImageType(
+        lambda: _hears(
+            "glmasr",
+            {**_HEARS, "max_position_embeddings": 16, "num_key_value_heads": 4}
+            | {"intermediate_size": 128},
+            _text("llama"),
+            audio_token_id=IMAGE,
+        ),
+        _mels,
+    ),
+    "audioflamingo3": ImageType(
+        lambda: _hears("audioflamingo3", _HEARS, _text("qwen2"), audio_token_id=IMAGE),
+        _mels,
+    ),
+    "qwen3_asr": ImageType(
+        lambda: _hears(
+            "qwen3_asr",
+            _SOUND
+            | {"output_dim": 32, "downsample_hidden_size": 8, "n_window": 50}
+            | {"n_window_infer": 800},
+            _text("qwen3"),
+            audio_token_id=IMAGE,
+        ),
+        lambda random, size: _mels(random, size, 100),
+    ),
+}
+EVERY = {**TYPES, **AUDIO}
+
 
 def made(kind, seed=0):
     """A tiny random model of this type."""
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(TYPES[kind].config())
+    config = EVERY[kind].config()
+    model = auto_class(config).from_config(config)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -369,11 +470,12 @@ def made(kind, seed=0):
 def prompt(kind, model, seed, ahead=3, behind=5, size=0):
     """Token ids [L] of a prompt with a picture in it, and what stands beside them."""
     random = torch.Generator().manual_seed(seed)
-    kwargs = TYPES[kind].picture(random, size)
-    count = features(model, kwargs)
+    kwargs = EVERY[kind].picture(random, size)
+    told = EVERY[kind].count
+    count = features(model, kwargs) if told is None else told(size)
     words = torch.randint(6, 90, (ahead + behind,), generator=random).tolist()
     ids = [*words[:ahead], FIRST, *[IMAGE] * count, LAST, *words[ahead:]]
-    typed = TYPES[kind].typed
+    typed = EVERY[kind].typed
     if typed is not None:
         kwargs[typed] = torch.tensor([[int(token == IMAGE) for token in ids]])
     return ids, kwargs
@@ -381,7 +483,13 @@ def prompt(kind, model, seed, ahead=3, behind=5, size=0):
 
 def features(model, kwargs):
     """How many tokens a picture takes."""
-    reads = getattr(model, "get_image_features", None) or model.model.get_image_features
+    names = ("get_image_features", "get_audio_features")
+    parts = [
+        part
+        for part in (model, getattr(model, "model", model))
+        if any(hasattr(part, n) for n in names)
+    ]
+    reads = next(getattr(parts[0], name) for name in names if hasattr(parts[0], name))
     found = reads(**kwargs)
     pooled = getattr(found, "pooler_output", found)
     found = found.last_hidden_state if pooled is None else pooled

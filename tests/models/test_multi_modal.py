@@ -1,4 +1,4 @@
-"""Prompts with images: texts are those of transformers' `generate`, however they are drafted."""
+"""Prompts with images or sound: texts are transformers' `generate`'s, however they are drafted."""
 
 from functools import lru_cache
 
@@ -33,7 +33,8 @@ from tiny import pair
 NEW = 12
 FAST = ("gemma3", "llava", "qwen2_5_vl")
 EVERY = [
-    pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in tiny_images.TYPES
+    pytest.param(kind, marks=() if kind in (*FAST, "audioflamingo3") else pytest.mark.exhaustive)
+    for kind in tiny_images.EVERY
 ]
 GREEDY = SamplingParams(0)
 
@@ -167,7 +168,7 @@ def test_rows_with_pictures_come_and_go(script):
         assert text == (whole if run.reason(number) == "length" else whole[: len(text)])
 
 
-@pytest.mark.parametrize("kind", [*FAST, pytest.param("idefics3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [*FAST, pytest.param("idefics3", marks=pytest.mark.exhaustive)])
 def test_beams_are_those_of_transformers(kind):
     right = [
         generated(model_of(kind), ids, kwargs, num_beams=3, num_return_sequences=3)
@@ -211,7 +212,7 @@ def test_a_second_question_about_a_picture_reads_no_picture(kind, looks):
     ids, kwargs = tiny_images.prompt(kind, model_of(kind), seed=3, ahead=LEAST)
     inputs = MultiModalInputs(kwargs, stands)
     end = inputs.end(ids)
-    typed = tiny_images.TYPES[kind].typed
+    typed = tiny_images.EVERY[kind].typed
 
     def asked(tail, kwargs):
         prompt = [*ids[:end], *tail]
