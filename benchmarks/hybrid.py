@@ -144,6 +144,14 @@ def calls(target, looks: int = 15) -> dict[str, tuple[float, float]]:
     }
 
 
+@torch.inference_mode()
+def room(target) -> float:
+    """MiB of a row's states and logs."""
+    cache, tree = target.open(1, 1024), TREES["8 as a tree"]
+    target.forward(cache, of_tree(torch.zeros(1, 8).long(), tree, torch.tensor([0]), 64))
+    return cache.recurrent.bytes / 2**20
+
+
 def copied(speculator: outrider.Speculator) -> dict[str, float]:
     """Seconds of this thread for the same text, by drafter; the first token's are left out."""
     random = torch.Generator().manual_seed(2)
@@ -189,10 +197,7 @@ def main() -> None:
         print(f"{kind}: {millions:.0f} M parameters, {arguments.dtype}, {target.runner.means}")
         for name, (milliseconds, share) in calls(target).items():
             print(f"  t({name}) = {milliseconds:.1f} ms, states {share:.1%}", flush=True)
-        cache = target.open(1, 1024)
-        tree = TREES["8 as a tree"]
-        target.forward(cache, of_tree(torch.zeros(1, 8).long(), tree, torch.tensor([0]), 64))
-        print(f"  {cache.recurrent.bytes / 2**20:.1f} MiB of states and logs a row")
+        print(f"  {room(target):.1f} MiB of states and logs a row")
         if not arguments.without_text:
             took = copied(speculator)
             ratio = took["plain"] / took["recall"]
