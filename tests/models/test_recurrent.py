@@ -290,6 +290,7 @@ def drift(kind):
     return max(gap(verified.logs[n].state, log.state) for n, log in plain.logs.items())
 
 
+@torch.inference_mode()
 def test_a_limit_of_steps_is_that_of_the_whole_forward():
     """Where it bites transformers' own decoding follows another model than its whole forward."""
     model, target = driven("nemotron_h", time_step_min=0.4)
