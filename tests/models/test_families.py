@@ -43,12 +43,14 @@ def test_at_least_twenty_families_and_every_supported_type():
     assert len(kinds) >= 20
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "attention"), CASES, ids=[f"{n}-{a}" for n, a in CASES])
 def test_ragged_trees_score_as_their_paths(name, attention):
     """Four rows, two rounds with an accepted path between them, all past the window of 8."""
     assert ragged_trees(*driven(name, attention)) < 1e-4
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "attention"), CASES, ids=[f"{n}-{a}" for n, a in CASES])
 def test_coupled_text_equals_plain_decoding(name, attention):
     """The target drafts for itself from perturbed weights, chain and tree, two ragged rows."""

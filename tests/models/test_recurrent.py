@@ -71,6 +71,7 @@ def test_every_family_is_tried():
     assert set(SIZES) | whole == recurrent.FAMILIES
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", EVERY)
 @torch.inference_mode()
 def test_trees_score_as_transformers_token_by_token(kind):
@@ -123,6 +124,7 @@ def written(target, drafter, requests, seats=3, rule=None):
     return found, run.stats
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
@@ -146,6 +148,7 @@ def test_greedy_text_is_that_of_generate(kind, count):
             assert stats.mean_acceptance_length > 1.2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -246,6 +249,7 @@ def test_what_reads_a_text_again_or_cuts_a_model_is_refused():
         translated(target)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", EVERY)
 def test_the_check_at_load_sees_states_that_go_wrong(kind, monkeypatch):
     _, target = driven(kind)

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -10,12 +11,13 @@ from rich.table import Table
 
 from outrider import arguments
 from outrider.cli import options
-from outrider.cli.console import out
+from outrider.cli.console import bar, out
 from outrider.costs import Sizes
 from outrider.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from outrider.models.sources import ModelSource
+    from outrider_lab.tasks.chooser import ChoiceRequest
     from outrider_lab.theory.capacity import Drafting, Machine
 
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -96,14 +98,42 @@ def plan(
     draft_bytes: Annotated[
         str | None, typer.Option(help="Weights of a draft model on one device. Default: none.")
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Your own, JSON lines or plain lines: which drafter pays, by category."),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft-model", help="Of --prompts: a draft to try as well.")
+    ] = None,
+    each: Annotated[int, typer.Option(min=1, help="Of --prompts: as many of a category.")] = 3,
+    new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Of --prompts: of each answer.")
+    ] = 64,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", min=0, help="Of --prompts.")
+    ] = 0.0,
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
 ) -> None:
     """What steps cost by rows, context and drafted nodes, and where speculation stops paying.
 
+    With --prompts instead: drafters on your own prompts, and which one pays for which of them.
+
     outrider plan --model-bytes 14G --kv-bytes 131K --bandwidth 3.35T --flops 600T
     outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --measure --threads 1
+    outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --prompts mine.jsonl --threads 1
     """
+    if prompts is not None:
+        if model is None:
+            raise ConfigurationError(
+                f"prompts are tried with a model; got --prompts {prompts} and none; name one"
+            )
+        from outrider_lab.tasks.chooser import ChoiceRequest
+
+        how = dtype or "auto", threads or 1
+        asked = ChoiceRequest(model, draft, prompts, each, new_tokens, temperature, *how)
+        _choose(asked, as_json)
+        return
     from outrider.resolve_config import seen
     from outrider_lab.theory import capacity
     from outrider_lab.theory.capacity import Drafting
@@ -126,8 +156,8 @@ def plan(
     machine = _measured(source, dtype, threads, sizes, given) if measure else _told(given)
     machine = machine._replace(devices=devices, all_reduce=1e-6 * all_reduce)
     capacity.check(sizes, machine)
-    draft = number("--draft-bytes", draft_bytes)
-    small = None if draft is None else Sizes(draft, 0.0, draft / 2)
+    small_bytes = number("--draft-bytes", draft_bytes)
+    small = None if small_bytes is None else Sizes(small_bytes, 0.0, small_bytes / 2)
     if not 0 <= acceptance <= 1:
         arguments.refuse("--acceptance", "a number in [0, 1]", acceptance, "try 0.8")
     found = _found(
@@ -142,6 +172,23 @@ def plan(
         sys.stdout.write(json.dumps(found) + "\n")
         return
     _print(found)
+
+
+def _choose(asked: "ChoiceRequest", as_json: bool) -> None:
+    """Try drafters on prompts, and say which one pays."""
+    from outrider_lab.papers.record import table
+    from outrider_lab.tasks import chooser
+
+    with bar("plan") as progress:
+        found, advice = chooser.run(asked, progress)
+    if as_json:
+        sys.stdout.write(json.dumps(found | {"advice": advice}) + "\n")
+        return
+    title = (
+        f"times plain decoding's speed, {asked.new_tokens} tokens each, T = {asked.temperature:g}"
+    )
+    out.print(table(title, found["drafters"]))
+    out.print(advice, markup=False)
 
 
 def _sizes(

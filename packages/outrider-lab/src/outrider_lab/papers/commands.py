@@ -15,6 +15,7 @@ from outrider_lab.papers.chen_command import chen
 from outrider_lab.papers.options import RESULTS
 from outrider_lab.papers.record import console, folder, show
 from outrider_lab.papers.wagner_command import wagner
+from outrider_lab.peers.command import peers
 from outrider_lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
@@ -329,6 +330,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "speed": speed,
     "tasks": tasks,
     "images": images,
+    "peers": peers,
 }
 
 

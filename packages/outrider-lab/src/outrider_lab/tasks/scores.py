@@ -70,7 +70,7 @@ def scores(
         found = [any(word in lower for word in group) for group in task.answers]
         return {"answered": sum(found) / len(found)}
     if task.kind == "code":
-        code = unfenced(answer)
+        code = task.header + unfenced(answer)
         parsed = {"parses": float(_parses(code))}
         return ({"passes": float(sandbox.passes(code, task.tests))} if run else {}) | parsed
     if task.kind == "list":
