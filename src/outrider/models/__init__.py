@@ -216,6 +216,7 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     from outrider.models.config import decoder_of, read
     from outrider.models.hf import INDEXED, TransformersRunner
     from outrider.models.indexed import IndexedRunner
+    from outrider.models.multi_modal import MultiModalRunner, placeholders
 
     if reads_more(model.config):
         return seq2seq.runner_of(model)
@@ -229,7 +230,9 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     if (registered := _registered(kind)) is not None:
         return registered
     layers: Collection[str] = read(decoder_of(model.config), "layer_types", (list, tuple)) or ()
-    return IndexedRunner if INDEXED in layers else TransformersRunner
+    if INDEXED in layers:
+        return IndexedRunner
+    return MultiModalRunner if placeholders(model.config) else TransformersRunner
 
 
 __all__ = [

@@ -1,6 +1,9 @@
 """Heads: small modules that draft from the target's hidden states."""
 
+from pathlib import Path
+
 from outrider.models.draft_source import TargetBoundSource
+from outrider.models.heads import formats
 from outrider.models.heads.autoregressive_head import (
     AutoregressiveHead,
     HeadCache,
@@ -25,6 +28,8 @@ def source_of(given: object, target: ModelSource) -> TargetBoundSource | None:
     Raises ConfigurationError and VocabularyMismatch for a head that cannot be used.
     """
     kind = next((kind for kind in SOURCES if kind.reads(given)), None)
+    if kind is None and isinstance(given, (str, Path)):
+        formats.refuse_unknown(Path(given))
     return None if kind is None else kind(target, given)
 
 
