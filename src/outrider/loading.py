@@ -294,6 +294,8 @@ def _speculator(
     reader, media = media_of(engine.target), None
     if reader is not None:
         media = MediaProcessor(resolved.processor, reader.placeholders, first.trust)
+    elif opening is not None and model.main_input_name == "pixel_values":
+        media = MediaProcessor(resolved.processor, frozenset(), first.trust, pixels_alone=True)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults, media)
 
 

@@ -5,6 +5,7 @@ import sys
 import zlib
 
 import pytest
+import seq2seq_families
 import torch
 from image_folder import picture, png, saved, url, words
 
@@ -172,6 +173,30 @@ def test_a_model_of_text_reads_no_pictures():
     text = outrider.load(llama(0), tokenizer=words(), **LOADED)
     with refused(ConfigurationError, "reads text alone", "images or sound"):
         text.generate(question(picture(1)))
+
+
+def test_an_encoder_of_images_takes_the_image_itself(tmp_path):
+    """A captioner: a ViT's states, read by a GPT-2."""
+    from transformers import ViTImageProcessor
+
+    model = seq2seq_families.build(seq2seq_families.FAMILIES["ViT to GPT-2"]())
+    size = model.config.encoder.image_size
+    reader = ViTImageProcessor(size={"height": size, "width": size})
+    model.save_pretrained(tmp_path)
+    reader.save_pretrained(tmp_path)
+    captioner = outrider.load(str(tmp_path), **LOADED | {"drafter": "prompt_lookup"})
+    first, second = picture(1), picture(2)
+    pixels = [reader(images=one, return_tensors="pt")["pixel_values"][0] for one in (first, second)]
+    right = [one.token_ids for one in captioner.generate(pixels, GREEDY, SHORT).completions]
+    assert right[0] != right[1]
+    path = tmp_path / "line.png"
+    path.write_bytes(png(first))
+    for way in (first, path, str(path), png(first), url(png(first))):
+        assert captioner.generate(way, GREEDY, SHORT).completions[0].token_ids == right[0]
+    both = captioner.generate([str(path), second], GREEDY, SHORT).completions
+    assert [one.token_ids for one in both] == right
+    with refused(ImageError, "remote images are not fetched"):
+        captioner.generate("https://example.org/a.png", GREEDY, SHORT)
 
 
 def test_without_pillow_one_sentence_says_so(seeing, monkeypatch):

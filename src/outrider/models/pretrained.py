@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
@@ -122,6 +123,17 @@ def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBa
     except ValueError as error:
         raise _explained(error, where) from error
     return made
+
+
+def read_image_processor(where: str, trust: bool) -> Any:
+    """What makes pixels of images, for a model that reads nothing else.
+
+    Raises ConfigurationError for code nobody asked for.
+    """
+    try:
+        return AutoImageProcessor.from_pretrained(where, trust_remote_code=trust)
+    except ValueError as error:
+        raise _explained(error, where) from error
 
 
 def read_processor(where: str, trust: bool) -> Any:

@@ -56,6 +56,7 @@ class MediaProcessor:
     given: Any
     placeholders: frozenset[int]
     trust: bool = False
+    pixels_alone: bool = False  #: of an encoder that reads one image and no text
 
     @cached_property
     def processor(self) -> Any:
@@ -68,7 +69,10 @@ class MediaProcessor:
         if not isinstance(self.given, (str, Path)):
             return self.given
         try:
-            return pretrained.read_processor(str(self.given), self.trust)
+            read = pretrained.read_processor
+            if self.pixels_alone:
+                read = pretrained.read_image_processor
+            return read(str(self.given), self.trust)
         except OutriderError:
             raise
         except Exception as error:  # of whatever file or package it lacks
@@ -85,6 +89,21 @@ class MediaProcessor:
             return getattr(self.processor, "chat_template", None) is not None
         except ConfigurationError:
             return False
+
+    def pixels(self, given: object, number: int = 0) -> Any:
+        """Pixels [C, H, W] of one image, for an encoder that reads one.
+
+        Raises PromptError for an image that the processor does not take.
+        """
+        image = open_image(given)
+        reader = getattr(self.processor, "image_processor", self.processor)
+        try:
+            return reader(images=image, return_tensors="pt")["pixel_values"][0]
+        except Exception as error:  # a processor is a program of its own
+            raise PromptError(
+                f"the model's processor does not take the image of prompt {number}: "
+                f"{type(error).__name__}: {first_line(error)}; give another image"
+            ) from error
 
     def conversation(
         self, messages: Sequence[Any], number: int = 0, template: Mapping[str, Any] | None = None

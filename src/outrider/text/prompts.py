@@ -70,7 +70,9 @@ class PromptEncoder:
         """
         if self.target.reads == "text":
             return self._of_texts(prompts, begun, reference)
-        batch = sources(prompts)
+        several = (list, tuple, Inputs, Tensor, np.ndarray)
+        one_image = self.media is not None and not isinstance(prompts, several)
+        batch = [prompts] if one_image else sources(prompts)
         inputs = [self._source(source, number) for number, source in enumerate(batch)]
         answers = _each("decoder_prompts", begun, len(batch))
         started = [self._started(answer, number) for number, answer in enumerate(answers)]
@@ -116,6 +118,8 @@ class PromptEncoder:
         device = self.target.device
         if isinstance(given, Inputs):
             return given
+        if self.media is not None and not is_features(given):  # an encoder of images
+            given = self.media.pixels(given, number)
         if is_features(given):
             features = torch.as_tensor(given, device=device)[None]
             there = 1 if features.dim() == 4 else features.shape[1]  # pixels are read as a whole
