@@ -10,8 +10,7 @@ from outrider.models.heads.autoregressive_head import (
     StateHead,
 )
 from outrider.models.heads.blockwise import Blockwise, BlockwiseSource, ParallelHead
-from outrider.models.heads.dflash import DFlash, DFlashConfig, MaskedBlockHead
-from outrider.models.heads.dflash_source import DFlashSource
+from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashSource, MaskedBlockHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
 from outrider.models.heads.formats import save
 from outrider.models.heads.model import HeadModel

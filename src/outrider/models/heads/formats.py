@@ -27,7 +27,7 @@ from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import unsupported
 from outrider.models.foreign_errors import pickled
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
-from outrider.models.heads.head import DraftHead
+from outrider.models.heads.model import DraftHead
 from outrider.models.sources import ModelSource
 
 SPECULATORS, ORIGINAL = "speculators", "original"
