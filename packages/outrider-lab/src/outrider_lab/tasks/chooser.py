@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider import Engine
 from outrider.cli.console import Show
 from outrider.errors import ConfigurationError
 from outrider.loading import load
@@ -72,11 +73,17 @@ def run(asked: ChoiceRequest, progress: Show) -> tuple[Tables, str]:
             "with its tokenizer"
         )
     names = (*(ALONE if asked.draft is None else DRAFTED), DEFAULT)
-    made = arms(base, None, (), names)
+    engines = {
+        # as `load` would have them: how much they draft is the planner's to say
+        name: made
+        if name in (PLAIN, DEFAULT)
+        else Engine(made.target, made.drafter, None, "adaptive")
+        for name, made in arms(base, None, (), names).engines.items()
+    }
     amount = TasksAmount(asked.new_tokens, (asked.temperature,), run_code=False, scored=False)
     with tempfile.TemporaryDirectory() as folder:
         store = store_of(Path(folder), base, amount, {"prompts": str(asked.prompts)})
-        answers = measure(base, made.engines, tasks, amount, store, progress)
+        answers = measure(base, engines, tasks, amount, store, progress)
     ratios = {arm: one for (_, arm), one in tables.ratios(answers, clock(base)).items()}
     usual = base.engine.drafter.name
     shown = {arm: f"default ({usual})" if arm == DEFAULT else arm for arm in ratios}
