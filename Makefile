@@ -20,20 +20,25 @@ PACKAGES := $(wildcard packages/*)
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
+# Every case, where `make test` leaves out what is marked exhaustive.
+EVERY := 'not slow and not gpu'
+
 # What computes: run once more as if the processor had AVX2 and nothing more, so that a machine that
 # has more cannot hide a fault. Other processors than x86-64 have no such cap.
 NUMERIC := tests/models tests/ops tests/exactness tests/engine/test_half_precision.py \
 	tests/engine/test_ends.py tests/engine/test_equality.py tests/speech tests/test_calibrate.py
 CAP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OUTRIDER_ISA=avx2
 
-.PHONY: help venv demo test test-capped lint types format docs clean gpu wheels
+.PHONY: help venv demo test test-all test-capped lint types format docs clean gpu wheels peers
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
-	@echo "make test     style, types, import layers and the tests, but for those marked slow or gpu"
+	@echo "make test     style, types, import layers and the tests, some of them with fewer cases"
+	@echo "make test-all the same with every case, but for tests marked slow or gpu"
 	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them (x86-64)"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
+	@echo "make peers MODEL=FOLDER   ours beside llama.cpp and OpenVINO GenAI on one core: a page"
 	@echo "make wheels   every distribution, the core with kernels for Linux x86-64, aarch64, macOS arm64"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
@@ -79,9 +84,12 @@ types: $(STAMP)
 test: lint types
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+test-all: lint types
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m $(EVERY)
+
 test-capped: $(STAMP)
 	@if [ "$$(uname -m)" = x86_64 ]; then \
-	  $(CAP) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(NUMERIC); \
+	  $(CAP) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m $(EVERY) $(NUMERIC); \
 	else \
 	  echo "test-capped: nothing to do on $$(uname -m), whose processors have no such cap"; \
 	fi
@@ -101,6 +109,19 @@ GPU_OUT ?= gpu-results
 
 gpu:
 	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/gpu_day.py --out $(GPU_OUT) $(GPU_ARGS)
+
+# The other engines have an environment of their own, since their dependencies are not ours.
+PEERS := build/peers
+PEERS_ARGS ?=
+
+peers: $(STAMP)
+	@if [ -z "$(MODEL)" ]; then \
+	  echo "make peers MODEL=FOLDER: a GGUF file, or a folder that hf download has written" >&2; exit 1; \
+	fi
+	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  xllamacpp openvino-genai faster-whisper
+	@$(BIN)/outrider bench peers --model "$(MODEL)" --peer $(PEERS)/bin/python $(PEERS_ARGS)
 
 # The same commit gives the same bytes. Zig keeps what it has compiled in build/, too.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)

@@ -72,7 +72,7 @@ class Checkout:
 
 def compare(pair: list[Checkout], prompts: list[str], temperature: float, given) -> str:
     """One line of the table; `pair` is this checkout and the other one."""
-    from outrider.bench.intervals import typical
+    from outrider_lab.bench.intervals import typical
 
     ratios: list[list[float]] = [[] for _ in prompts]
     calls, steps, same = [], [[], []], 0
@@ -117,7 +117,7 @@ def main() -> None:
         parser.error("name the other checkout's folder")
     shape = {"branching": given.branching} if given.branching else {"num_speculative_tokens": 4}
     settings = {"dtype": given.dtype, "threads": 1, "pack_weights": True, **shape}
-    from outrider.bench.prompts import read_prompts
+    from outrider_lab.bench.prompts import read_prompts
 
     prompts = read_prompts(count=given.prompts)
     pair = [Checkout(root.resolve(), settings) for root in (HERE, given.other)]

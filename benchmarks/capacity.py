@@ -3,10 +3,10 @@
     python benchmarks/capacity.py                                 # the shipped pair's target
     python benchmarks/capacity.py --target PATH --dtype float32 --rows 2,8 --contexts 64,1000
 
-The machine's rates (`outrider.bench.rates`), none of them from a step of this model, and steps of
-the running engine are timed in turns: a round of the rates, then one step of each kind, and so on,
-as a machine's pace changes between one second and the next. One thread, its own clock, medians of
-the rounds; rates are the same for all steps. Exits with 1 if a prediction is off by more than
+The machine's rates (`outrider_lab.bench.rates`), none of them from a step of this model, and steps
+of the running engine are timed in turns: a round of the rates, then one step of each kind, and so
+on, as a machine's pace changes between one second and the next. One thread, its own clock, medians
+of the rounds; rates are the same for all steps. Exits with 1 if a prediction is off by more than
 `--allowed`.
 """
 
@@ -17,11 +17,11 @@ import sys
 import torch
 
 import outrider
-from outrider.bench.rates import Rates, Steps
 from outrider.models.flops import sizes as sizes_of
 from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
-from outrider.theory import capacity
+from outrider_lab.bench.rates import Rates, Steps
+from outrider_lab.theory import capacity
 
 
 def numbers(text):

@@ -17,9 +17,9 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from outrider import ops, verifiers
 from outrider.integrations.transformers import speculative_sampling, theirs
-from outrider.ops.baselines import PAPER_EXACT, PAPER_SIGMOID
 from outrider.sampling import sampling_params
 from outrider.types import Verdict
+from outrider_lab.baselines import PAPER_EXACT, PAPER_SIGMOID
 
 BASE = "transformers"
 THEIRS = theirs()  #: as the installed version wants to be called

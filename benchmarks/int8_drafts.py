@@ -19,10 +19,10 @@ from torch import Tensor
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.bench import measure
-from outrider.bench.prompts import read_prompts
 from outrider.models.linear import product
 from outrider.text.speculator import Speculator
+from outrider_lab.bench import measure
+from outrider_lab.bench.prompts import read_prompts
 
 PLAIN = "plain"
 FORMS: dict[str, dict[str, str]] = {"bfloat16": {}, "int8": {"draft_dtype": "int8"}}

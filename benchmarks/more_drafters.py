@@ -26,7 +26,6 @@ import torch
 
 import outrider
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
-from outrider.bench.prompts import read_prompts
 from outrider.drafters import Cascade, LayerSkip, Lookahead, NgramTable, NgramTree, Random, Suffix
 from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.drafters.ngram_file import read
@@ -35,6 +34,7 @@ from outrider.models.early_exit import part
 from outrider.shipped import shipped
 from outrider.text.tokens import encode
 from outrider.types import Drafter, LanguageModel
+from outrider_lab.bench.prompts import read_prompts
 from outrider_lab.tasks.prompts import tasks, token_ids
 
 torch.set_num_threads(1)

@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider import DraftModel, Root, SamplingParams, Stop
-from outrider.bench.prompts import read_prompts
 from outrider.drafters import StringMatch, Translated
 from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.shipped import shipped
+from outrider_lab.bench.prompts import read_prompts
 
 
 def reordered(folder, to):

@@ -19,10 +19,10 @@ import torch
 
 import outrider
 from outrider import verifiers
-from outrider.bench import measure
-from outrider.bench.prompts import read_prompts
 from outrider.drafters import DrafterParts, DraftModel, DraftOptions, make
 from outrider.text.speculator import Speculator
+from outrider_lab.bench import measure
+from outrider_lab.bench.prompts import read_prompts
 
 #: family -> (label, drafter's name, its options, rule)
 CHAINS = (2, 3, 4, 5, 6, 8)

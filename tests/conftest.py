@@ -28,6 +28,48 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What `make test` leaves out of a test's cases is `exhaustive`; `make test-all` runs it.
+
+    Of those marked `one_in(n)` one in n runs; of a product of parameters, enough cases that every
+    value of every parameter has one.
+    """
+    cases = {}
+    for item in items:
+        cases.setdefault((item.path, item.cls, item.originalname), []).append(item)
+    for same in cases.values():
+        mark = same[0].get_closest_marker("one_in")
+        if mark is not None:
+            rest = [item for place, item in enumerate(same) if place % mark.args[0]]
+        else:
+            rest = left_out(same) if len(same) > FEW and len(values(same[0])) > 1 else []
+        for item in rest:
+            item.add_marker("exhaustive")
+
+
+FEW = 4  #: cases of a product that is run whole
+
+
+def values(item):
+    """(place, name) of a case's value in each `parametrize` of its test."""
+    return set(enumerate(item.callspec._idlist)) if hasattr(item, "callspec") else set()
+
+
+def left_out(product):
+    """Cases of a test without which every value of every parameter still has a case.
+
+    Those that stay are chosen one by one, the first of those with the most values that none had.
+    """
+    missing = set().union(*map(values, product))
+    rest = list(product)
+    while missing:
+        best = max(rest, key=lambda item: len(missing & values(item)))
+        missing -= values(best)
+        rest.remove(best)
+    return rest
+
+
 def pytest_sessionstart():
     """What is tested does not depend on how busy the machine is: tests wait for kernels."""
     from outrider.models.cpu_kernels import build

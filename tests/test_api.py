@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 import outrider
+import outrider_lab
 from outrider.models import calibrate
 from outrider.models.calibrate import Calibration, Setting
 
 ROOT = Path(outrider.__file__).parent
+LAB = Path(outrider_lab.__file__).parent
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = [
     path
@@ -54,9 +56,10 @@ def test_the_version_is_the_projects():
 
 def modules():
     """Every module that can be imported without a GPU or an extra."""
-    for found in pkgutil.walk_packages([str(ROOT)], "outrider."):
-        if not re.search(r"triton|baselines|__main__|\.bench|\.ray", found.name):
-            yield found.name
+    for folder, package in ((ROOT, "outrider."), (LAB, "outrider_lab.")):
+        for found in pkgutil.walk_packages([str(folder)], package):
+            if not re.search(r"triton|baselines|__main__|\.ray", found.name):
+                yield found.name
 
 
 @pytest.mark.parametrize("name", list(modules()))
@@ -139,7 +142,7 @@ def test_no_address_of_a_package_index_is_pinned():
 
 # What the sources may not do.
 
-ABOVE = {"cli", "bench", "server"}  # the only ones that write to a terminal
+ABOVE = {"cli", "server"}  # the only ones that write to a terminal
 #: Programs of their own, whose output is read by the process that starts them.
 PROGRAMS = {"models/cpu_kernels/build_process.py"}
 

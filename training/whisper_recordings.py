@@ -3,9 +3,12 @@
     python -m training.whisper_recordings --model whisper-base --speech speech \\
         --out work/whisper/real
 
+    python -m training.whisper_recordings --speech speech --files FOLDER
+
 `--speech` is a folder into which Debian's `pocketsphinx-testdata` (LibriVox, BSD-2) and
 `asterisk-core-sounds-{en,fr}` with `-wav` (CC BY-SA 3.0) were unpacked. The target's own greedy
-transcripts and laws are recorded, without and with timestamps; nothing is trained on them.
+transcripts and laws are recorded, without and with timestamps; nothing is trained on them. The
+second form writes the English windows as sounds and texts, which `outrider bench peers` reads.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import re
+import wave
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -75,12 +79,29 @@ def joined(recordings: Iterable[Recording]) -> Iterator[Recording]:
         yield Recording(np.concatenate(sounds), " ".join(texts))
 
 
+def write(recordings: Iterable[Recording], folder: Path) -> None:
+    """Each as a sound of 16 bits and a text beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, one in enumerate(recordings):
+        samples = (one.samples.clip(-1, 1) * 32767).round().astype("<i2")
+        with wave.open(str(folder / f"{number:02}.wav"), "wb") as out:
+            out.setparams((1, 2, RATE, 0, "NONE", ""))
+            out.writeframes(samples.tobytes())
+        (folder / f"{number:02}.txt").write_text(one.text + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, required=True, help="a Whisper's folder")
+    parser.add_argument("--model", type=Path, help="a Whisper's folder")
     parser.add_argument("--speech", type=Path, required=True, help="the unpacked packages")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="of what the model says")
+    parser.add_argument("--files", type=Path, help="write windows there, and nothing else")
     args = parser.parse_args()
+    if args.files is not None:
+        write(joined(asterisk(args.speech, "en")), args.files)
+        return
+    if args.model is None or args.out is None:
+        parser.error("give --model and --out, or --files")
     args.out.mkdir(parents=True, exist_ok=True)
     model = WhisperForConditionalGeneration.from_pretrained(
         args.model, dtype=torch.bfloat16, attn_implementation=NAME

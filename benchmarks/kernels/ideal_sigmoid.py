@@ -9,13 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.ops.baselines.kernels import squash
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
 from outrider.ops.triton.law_slices import scaled, side_of
 from outrider.ops.triton.residual_race import race_of
 from outrider.ops.triton.tables import keys_of, kid_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
+from outrider_lab.baselines.kernels import squash
 
 EXACT = False
 

@@ -25,7 +25,6 @@ NOTES = {
     "openai-gpt": "transformers' class keeps no keys and values: each call reads the whole text",
     "qwen4_exp": "no tiny model of it is valid; its text model is `qwen4_exp_text`",
     "xlm": "an encoder: transformers' class has no causal form",
-    "zamba": "its layers carry a recurrent state; no tiny model of it is valid",
 }
 
 

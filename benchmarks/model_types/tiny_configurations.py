@@ -269,7 +269,12 @@ BY_HAND = {
         "ple_embed_dim": 64,
     },
     "xlstm": {"embedding_dim": 64, "num_blocks": 4, "chunk_size": 16},
-    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 2},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "n_mamba_heads": 2,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    },
     "zamba2": {
         "num_hidden_layers": 4,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,

@@ -1,8 +1,7 @@
 """outrider: speculative decoding that is exact, fast and a pleasure to use.
 
 Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outrider.engine`,
-`outrider.certify`, `outrider.integrations`, `outrider.ops`, `outrider.stochastic`,
-`outrider.theory`, `outrider.testing`.
+`outrider.integrations`, `outrider.ops`, `outrider.stochastic`, `outrider.testing`.
 
 >>> import outrider
 >>> speculator = outrider.load()                      # doctest: +SKIP
@@ -30,9 +29,6 @@ from outrider.errors import (
 
 if TYPE_CHECKING:
     from outrider import (
-        certify as certify,
-    )
-    from outrider import (
         drafters as drafters,
     )
     from outrider import (
@@ -49,9 +45,6 @@ if TYPE_CHECKING:
     )
     from outrider import (
         testing as testing,
-    )
-    from outrider import (
-        theory as theory,
     )
     from outrider import (
         verifiers as verifiers,
@@ -136,14 +129,12 @@ _HOMES = {
 }
 #: Public packages, which are attributes as well.
 _PARTS = (
-    "certify",
     "drafters",
     "engine",
     "integrations",
     "ops",
     "stochastic",
     "testing",
-    "theory",
     "verifiers",
 )
 

@@ -7,8 +7,8 @@ import pytest
 from test_experiments import _Letters, _Notes
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator
-from outrider.theory import length
 from outrider_lab.papers import alpha_tasks, beta, theory, tree_tables
+from outrider_lab.theory import length
 from tiny import pair
 
 ROWS = [{"prompt": f"def f{i}(x, y):"} for i in range(24)]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outrider.bench import compare, intervals, measure
+from outrider_lab.bench import compare, intervals, measure
 from outrider_lab.papers import (
     alpha,
     alpha_quality,

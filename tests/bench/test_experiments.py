@@ -11,12 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop, verifiers
-from outrider.certify import Power, certify
-from outrider.certify.laws import CertifiedText, score
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, TreeDecoder
-from outrider.theory import length, transport
+from outrider_lab.certify import Power, certify
+from outrider_lab.certify.laws import CertifiedText, score
 from outrider_lab.papers import (
     alpha_measure,
     alpha_tasks,
@@ -29,6 +28,7 @@ from outrider_lab.papers import (
     trees,
 )
 from outrider_lab.papers.alpha_drafters import AlphaSource, cut
+from outrider_lab.theory import length, transport
 from tiny import VOCAB, llama, pair
 
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 6, 1, 2, 3, 7, 3, 1, 2, 9, 9, 1]

@@ -10,8 +10,8 @@ from test_experiments import _Notes, _Words
 from outrider import DraftModel, Engine, Speculator
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import VOCAB, llama
-from outrider.theory import length
 from outrider_lab.papers import k_sweep
+from outrider_lab.theory import length
 
 TARGET, DRAFT = [0.4, 0.3, 0.2, 0.1], [0.55, 0.25, 0.1, 0.1]
 ALPHA = 0.85  # sum min(p, q)

@@ -1,6 +1,7 @@
 """Six kinds of prompts: what they ask for can be answered and judged, and what is made of that."""
 
 import copy
+import gzip
 import itertools
 import json
 
@@ -8,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider import drafters
-from outrider.errors import ConfigurationError, UnknownName
+from outrider.errors import ConfigurationError, PromptError, UnknownName
 from outrider_lab.papers import app
 from outrider_lab.tasks import arms, experiment, sandbox, scores, spec_bench, tables
-from outrider_lab.tasks.prompts import KINDS, tasks, token_ids
+from outrider_lab.tasks.prompts import KINDS, human_eval, tasks, token_ids
 from outrider_lab.tasks.run import TaskAnswers
 
 #: The thirteen categories of Spec-Bench, MT-bench's eight among them.
@@ -30,6 +31,30 @@ def test_there_are_twenty_prompts_of_each_kind_in_turn():
     assert [task.kind for task in tasks(2)] == [*KINDS] * 2
     with pytest.raises(ConfigurationError, match="1 to 20 prompts"):
         tasks(21)
+
+
+PROBLEM = {
+    "prompt": "import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef near(x):\n"
+    '    """The whole number at or below half of x."""\n',
+    "entry_point": "near",
+    "test": "def check(candidate):\n    assert candidate(5) == 2\n    assert candidate(8) == 4\n",
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_problems_of_human_eval_are_asked_and_checked(packed, tmp_path):
+    lines = (json.dumps(PROBLEM) + "\n").encode() * 3
+    path = tmp_path / f"HumanEval.jsonl{'.gz' if packed else ''}"
+    path.write_bytes(gzip.compress(lines) if packed else lines)
+    problem, _ = human_eval(path, 2)
+    assert problem.kind == "code"
+    assert PROBLEM["prompt"] in problem.turns[0]
+    fenced = "```python\ndef near(x):\n    return {}\n```"
+    for said, passes in (("math.floor(half(x))", 1), ("3", 0), ("nothing", 0)):
+        assert scores.scores(problem, fenced.format(said), []) == {"passes": passes, "parses": 1}
+    path.write_bytes(lines[:-9])
+    with pytest.raises(PromptError, match="no file of HumanEval"):
+        human_eval(path)
 
 
 @pytest.mark.parametrize("kind", ["summary", "rewrite", "code", "list"])

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops, verifiers
-from outrider.certify.laws import model_of
 from outrider.drafters import DraftModel
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
@@ -42,6 +41,7 @@ from outrider.types import (
     Verdict,
     Verifier,
 )
+from outrider_lab.certify.laws import model_of
 
 Part = TypeVar("Part")  #: a drafter, a rule or a target
 

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, verifiers
-from outrider.certify import (
+from outrider.drafters import Lookahead
+from outrider.engine.request import StopConditions
+from outrider.errors import ConfigurationError, PromptError
+from outrider.types import DrawKind
+from outrider_lab.certify import (
     Power,
     certify,
     distribution_tests,
@@ -18,13 +22,9 @@ from outrider.certify import (
     run,
     statistics,
 )
-from outrider.certify.distribution_tests import PooledTest
-from outrider.certify.laws import CertifiedText, score
-from outrider.certify.run import shared_noise
-from outrider.drafters import Lookahead
-from outrider.engine.request import StopConditions
-from outrider.errors import ConfigurationError, PromptError
-from outrider.types import DrawKind
+from outrider_lab.certify.distribution_tests import PooledTest
+from outrider_lab.certify.laws import CertifiedText, score
+from outrider_lab.certify.run import shared_noise
 from tiny import DRAFTERS, decode, pair
 
 SMALL = Power(

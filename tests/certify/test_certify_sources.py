@@ -9,12 +9,12 @@ import whispers
 from seq2seq_families import FAMILIES, build
 
 from outrider import Engine, PromptLookup, SamplingParams, Timestamps
-from outrider.certify import Power, certify, foreign, run
 from outrider.drafters import SampledTree
 from outrider.drafters.shapes import optimal
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.types import Inputs
+from outrider_lab.certify import Power, certify, foreign, run
 
 FEW = Power(tokens=1536, samples=256, equality=96, new_tokens=16, rows=96, effect=0.1)
 VOCAB, START = 97, 1

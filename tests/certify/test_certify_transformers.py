@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider import SamplingParams
-from outrider.certify import Power, foreign
+from outrider_lab.certify import Power, foreign
 from tiny import VOCAB, llama, perturbed
 
 transformers = pytest.importorskip("transformers")

@@ -7,8 +7,8 @@ import torch
 
 from letters import DRAFT, TARGET, translated
 from outrider import DraftModel, Engine, SamplingParams
-from outrider.certify import Power, certify
 from outrider.drafters import StringMatch, Translated
+from outrider_lab.certify import Power, certify
 from tiny import pair
 
 POWER = Power(tokens=4096, samples=384, equality=96, new_tokens=16, rows=96, effect=0.06)

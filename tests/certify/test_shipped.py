@@ -7,8 +7,8 @@ import bugs
 import pytest
 
 from outrider import DraftModel, Engine, load, verifiers
-from outrider.certify import Power, certify
-from outrider.cli.certify import certify_prompts
+from outrider_lab.certify import Power, certify
+from outrider_lab.commands.certify import certify_prompts
 
 pytestmark = pytest.mark.slow
 POWER = Power(tokens=4_096, samples=512, equality=256, effect=0.05)

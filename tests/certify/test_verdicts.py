@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from outrider import DraftModel, Engine, SamplingParams, StopConditions, noise, verifiers
-from outrider.certify.statistics import Surplus
-from outrider.certify.verification_tests import KEPT, NEXT, Verdicts
 from outrider.types import DrawKind
+from outrider_lab.certify.statistics import Surplus
+from outrider_lab.certify.verification_tests import KEPT, NEXT, Verdicts
 from tiny import DRAFTERS, TRANSLATED, pair
 
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(64)]

@@ -8,7 +8,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.progress import Terminal, printable, put
+from outrider.cli.console import Terminal, printable, put
 
 EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2J\x9b31m\rc\x7f\td\n"
 SHOWN = "a\\u001b]52;c;ZXZpbA==\\u0007b\\u001b[2J\\u009b31m\\u000dc\\u007f\td\n"

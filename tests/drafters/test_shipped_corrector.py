@@ -7,8 +7,8 @@ import torch
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.bench.prompts import read_rows
 from outrider.shipped import CORRECTOR, parameters, shipped
+from outrider_lab.bench.prompts import read_rows
 
 ROWS = 3
 

@@ -34,8 +34,8 @@ from outrider.drafters.draft_model import Drawn
 from outrider.drafters.recipes import DrafterParts, DraftOptions
 from outrider.engine import step
 from outrider.ops.reference.beam import truncated
-from outrider.theory.length import tokens_of_tree
 from outrider.types import DrawKind, Output
+from outrider_lab.theory.length import tokens_of_tree
 from tiny import begun, pair
 
 PROMPT, VOCAB, MANY = [1, 3, 2], 4, 8_000

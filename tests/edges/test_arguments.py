@@ -18,7 +18,6 @@ from outrider import (
     StopConditions,
     arguments,
 )
-from outrider.certify import Power, certify, foreign
 from outrider.drafters import Beam, DynamicTree, Paths, Recall, StaticTree
 from outrider.drafters.shapes import optimal
 from outrider.integrations.generate import speculative
@@ -29,6 +28,7 @@ from outrider.models import adapt
 from outrider.shipped import shipped
 from outrider.text.tokens import encode
 from outrider.verifiers.block import BlockVerifier
+from outrider_lab.certify import Power, certify, foreign
 from tiny import PROMPTS, decode, llama, pair, perturbed
 
 PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False}

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, xLSTMConfig, xLSTMForCausalLM
 
 import outrider
 from outrider import Engine, Root, SamplingParams, Stop, StopConditions
@@ -72,9 +72,9 @@ def test_output_sizes_that_differ():
 
 
 def test_an_unsupported_architecture_is_named():
-    config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with refused(outrider.UnsupportedModel, "mamba"):
-        pairs_of(MambaForCausalLM(config))
+    config = xLSTMConfig(vocab_size=32, embedding_dim=32, num_heads=2, num_blocks=1)
+    with refused(outrider.UnsupportedModel, "xlstm"):
+        pairs_of(xLSTMForCausalLM(config))
 
 
 def test_a_model_that_ignores_the_trees_mask_is_refused():

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from outrider import ConfigurationError, SamplingParams, Stop, load, verifiers
-from outrider.certify import matrix
 from outrider.drafters import DRAFTERS, DrafterParts, DraftOptions, Recipe, make
 from outrider.integrations.generate import SpeculativeGenerate, speculative
 from outrider.keywords import load_arguments
+from outrider_lab.certify import matrix
 from tiny import llama, pair, perturbed
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-drafter.md"

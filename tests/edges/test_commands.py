@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
-from outrider.bench.prompts import read_prompts, read_rows
-from outrider.certify import Power, matrix
 from outrider.errors import ConfigurationError, PromptError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.shipped import shipped
+from outrider_lab.bench.prompts import read_prompts, read_rows
+from outrider_lab.certify import Power, matrix
 
 FAST = ["--dtype", "float32", "--threads", "1"]
 RANGE = "Invalid value for"  # the option parser names the bound in words of its version

@@ -11,10 +11,10 @@ from test_vocabularies import WORDS, save
 from typer.testing import CliRunner
 
 from outrider import SamplingParams, cli
-from outrider.bench import compare
-from outrider.cli import compare as command
 from outrider.errors import ConfigurationError, PromptError
 from outrider.integrations import arms
+from outrider_lab.bench import compare
+from outrider_lab.commands import compare as command
 
 RUN = CliRunner()
 

@@ -24,9 +24,7 @@ PAIR = ROOT / "packages" / "outrider-pair"
 LAB = ROOT / "packages" / "outrider-lab"
 CORE_BYTES = 5 << 20  #: the most of the core's wheel
 INSTALL = "pip install 'outrider[pair]'"
-INSTALL_LAB = (
-    "`outrider bench` needs outrider-lab, which is not installed; pip install outrider-lab"
-)
+INSTALL_LAB = "`outrider {}` needs outrider-lab, which is not installed; pip install outrider-lab"
 
 
 def held(project):
@@ -137,10 +135,11 @@ class Distribution:
         self.name = name
 
 
-def test_bench_without_the_lab_says_how_to_install_it(commands):
-    for words in (["bench"], ["bench", "--help"], ["bench", "alpha", "--out", "x", "-q"]):
-        assert str(commands([], *words).exception) == INSTALL_LAB
-    assert "bench" not in commands([], "--help").output
+@pytest.mark.parametrize("name", ["bench", "certify", "compare", "demo", "plan"])
+def test_a_command_without_the_lab_says_how_to_install_it(commands, name):
+    for words in ([], ["--help"], ["alpha", "--out", "x", "-q"]):
+        assert str(commands([], name, *words).exception) == INSTALL_LAB.format(name)
+    assert name not in commands([], "--help").output
 
 
 def test_a_command_that_cannot_be_imported_is_named_and_the_others_work(commands):
@@ -219,10 +218,10 @@ def test_the_core_alone_runs_a_model_folder(wheels, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     for words, told in (
-        (["demo"], INSTALL),
+        (["demo"], INSTALL_LAB.format("demo")),
         (["chat"], INSTALL),
         (["serve", "--port", "0"], INSTALL),
-        (["bench", "toy", "--out", "x"], INSTALL_LAB),
+        (["bench", "toy", "--out", "x"], INSTALL_LAB.format("bench")),
     ):
         refused = core.outrider(*words)
         assert refused.returncode == 2

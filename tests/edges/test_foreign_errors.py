@@ -120,7 +120,7 @@ def test_any_command_on_a_full_disk_says_so(outrider, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "/results/x.json")
 
-    monkeypatch.setattr("outrider.cli.demo._loaded", full, raising=False)
+    monkeypatch.setattr("outrider_lab.commands.demo._loaded", full, raising=False)
     monkeypatch.setattr("outrider.loading.load", full)
     code, _, said = outrider("demo")
     assert code == 2

@@ -252,6 +252,7 @@ def test_a_draft_model_that_does_not_read_them_is_caught(monkeypatch):
     assert kept[2] < 0.8 * 3 * 31 / 8
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_and_coupled_texts_are_plain_decodings(name):
     target, small = pair(0.4)

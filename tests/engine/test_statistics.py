@@ -5,13 +5,14 @@ import math
 import pytest
 
 from outrider import DraftModel, Engine, RequestStats, SamplingParams, StopConditions
-from outrider.bench.measure import Timed
+from outrider.cli.timeline import Timed
 from outrider.drafters import Paths
 from outrider.ops import use
 from outrider.stats import VERBS
 from tiny import DRAFTERS, PROMPTS, VOCAB, decode, pair
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(1.0, seed=4)])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_statistics_add_up(name, sampling):
@@ -109,6 +110,7 @@ FILTERED = (
 )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("ops", ["reference", None])
 @pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"root"}))
 def test_nothing_is_offered_below_a_node_that_is_not(name, ops):

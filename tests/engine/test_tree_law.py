@@ -80,6 +80,7 @@ def legal():
                 met.add(rule.name)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "rule"), list(legal()))
 def test_the_law_is_the_targets(name, rule):
     _, small = pair(0.4, VOCAB)
@@ -114,6 +115,7 @@ RESTLESS = [("chain", "block"), ("chain", "rejection"), ("uneven", "rejection"),
             ("beam", "traversal"), ("paths", "kseq"), ("two models", "rejection")]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "rule"), RESTLESS)
 def test_the_law_is_the_targets_with_another_shape_in_every_step(name, rule):
     _, small = pair(0.4, VOCAB)
@@ -176,6 +178,7 @@ def _once_each(draft):
     return draft._replace(draws_BNK=draws)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "change", "rule"),
     [

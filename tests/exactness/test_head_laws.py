@@ -7,7 +7,6 @@ import torch
 from transformers import LlamaConfig
 
 from outrider import DraftModel, Engine, SamplingParams, verifiers
-from outrider.certify import Power, certify
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.heads import (
     AutoregressiveHead,
@@ -21,6 +20,7 @@ from outrider.models.heads import (
     ParallelHead,
 )
 from outrider.testing.law import p_value, text_law
+from outrider_lab.certify import Power, certify
 from tiny import Mislabelled, llama, pair
 from tiny_heads import driven
 

@@ -8,9 +8,9 @@ import torch
 
 from outrider import verifiers
 from outrider.errors import ConfigurationError
-from outrider.theory import transport
 from outrider.types import Draft, Outcome, Scores
 from outrider.verifiers import otm, tree_walk
+from outrider_lab.theory import transport
 
 
 def accepted(rule, trees: e.Forest) -> np.ndarray:

@@ -13,9 +13,9 @@ import torch
 
 from letters import Letters, translated
 from outrider import SamplingParams, verifiers
-from outrider.certify.laws import CertifiedText, law
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import llama
+from outrider_lab.certify.laws import CertifiedText, law
 
 TARGET, DRAFT = ("a", "b", "ab", "c", "bb", "d"), ("c", "a", "ba", "b", "cc")
 COMMON = {0: 1, 1: 3, 3: 0}  #: draft ids of "a", "b", "c"

@@ -84,6 +84,7 @@ def same(fast, plain):
         assert fast == plain
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of lengths that differ
 @pytest.mark.parametrize("way", WAYS)
 def test_equal_to_plain_generate(way):

@@ -277,7 +277,7 @@ def _pooled(function, steps, repeats):
     A row of a step is a law of the target beside the draft's guess at it. Whatever was accepted
     before it, the token that a verification emits there has the target's law.
     """
-    from outrider.certify.distribution_tests import PooledTest
+    from outrider_lab.certify.distribution_tests import PooledTest
 
     pool = PooledTest()
     torch.manual_seed(3)
@@ -299,7 +299,7 @@ def _pooled(function, steps, repeats):
 
 def test_the_shipped_pair_is_answered_by_the_target_s_law():
     """T = 1, V = 4,096: recorded laws of real steps; the sigmoid must fail the same test."""
-    from outrider.ops.baselines import PAPER_SIGMOID
+    from outrider_lab.baselines import PAPER_SIGMOID
 
     steps = _recorded(2, 16)
     assert len(steps) > 5
@@ -314,8 +314,8 @@ def test_the_shipped_pair_is_answered_by_the_target_s_law():
 @pytest.mark.slow
 def test_texts_of_the_shipped_pair_follow_its_target():
     """What patched assisted generation writes, certified against the target's law."""
-    from outrider.certify import Power, foreign
     from outrider.sampling.sampling_params import SamplingParams
+    from outrider_lab.certify import Power, foreign
     from outrider_lab.papers.wagner import generate
     from outrider_lab.papers.wagner_pairs import shipped_pair
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outrider.bench.intervals import Interval
 from outrider.cli import app
 from outrider.errors import ConfigurationError
-from outrider.ops.baselines import Paper
 from outrider_lab import profiling
+from outrider_lab.baselines import Paper
+from outrider_lab.bench.intervals import Interval
 from outrider_lab.papers import wagner, wagner_pairs, wagner_pictures, wagner_tables
 from outrider_lab.papers.score import ROUGE_1
 from outrider_lab.papers.wagner_pairs import tiny_pair

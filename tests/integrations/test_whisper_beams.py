@@ -38,6 +38,7 @@ AGAIN = [*((way, "root") for way in DRAFTED), ("long words", "lookup")]
 slow = pytest.mark.slow
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of lengths that differ
 @pytest.mark.parametrize(
     ("way", "drafting"), [*ONCE, *(pytest.param(*case, marks=slow) for case in AGAIN)]

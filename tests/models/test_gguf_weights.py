@@ -9,11 +9,11 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider import SamplingParams, Stop, StopConditions
-from outrider.certify import Power, certify
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, isa, weight_only
 from outrider.models.gguf_file import GgufFile
 from outrider.models.sources import ModelSource
+from outrider_lab.certify import Power, certify
 
 pytest.importorskip("gguf", reason="needs pip install 'outrider[gguf]'")
 pytest.importorskip("accelerate", reason="needs pip install 'outrider[gguf]'")

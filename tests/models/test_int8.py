@@ -19,7 +19,6 @@ from outrider import (
     load,
     verifiers,
 )
-from outrider.certify.laws import CertifiedText, law
 from outrider.models import LlamaRunner, TreeDecoder, adapt, weight_packing
 from outrider.models.cpu_kernels import build, cross_attention, int8
 from outrider.models.cpu_kernels.int8 import Int8Product, rounded
@@ -27,6 +26,7 @@ from outrider.models.heads import HeadStates, blockwise
 from outrider.models.tree_inputs import causal
 from outrider.testing import llama
 from outrider.testing.law import p_value, text_law
+from outrider_lab.certify.laws import CertifiedText, law
 from tiny import PROMPTS, Mislabelled, decode, pair
 
 PROMPT, SIZE, LENGTH = (1, 3, 0, 2), 6, 3

@@ -130,6 +130,7 @@ def test_what_is_not_looked_after():
     assert not parts_of(qwen(torch.float32)).products
 
 
+@pytest.mark.exhaustive
 def test_on_this_processor_a_batch_writes_what_each_row_writes_alone():
     """Wide enough for a processor's kernels of large products; 60 rows and more in a call."""
     model = qwen(

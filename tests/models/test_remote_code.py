@@ -136,6 +136,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_commands_refuse_and_do_not_ask(tmp_path, answers_yes, command):
     path = folder(tmp_path / "evil", CONFIG)

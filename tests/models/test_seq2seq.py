@@ -34,6 +34,7 @@ def test_at_least_22_families_and_every_supported_type():
     assert len(kinds) >= 22
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "attention"), CASES, ids=NAMES)
 @torch.inference_mode()
 def test_trees_score_as_paths_while_rows_join_and_leave(name, attention):
@@ -46,6 +47,7 @@ def test_trees_score_as_paths_while_rows_join_and_leave(name, attention):
     assert rows.step() > 1e-2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_check_at_load_passes_with_a_token_alone_in_it(name):
     assert load_checks.paths(driven(name), "target") < 1e-4
@@ -103,6 +105,7 @@ def test_a_source_is_read_as_if_it_were_alone(name):
         assert float((full - together.states_BTE[2:]).abs().max()) > 1e-3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["T5", "T5Gemma", "BART", "Whisper", "Speech2Text"])
 def test_half_precision_scores_trees_as_paths(name):
     model = build(FAMILIES[name]()).to(torch.bfloat16)

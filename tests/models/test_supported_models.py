@@ -47,6 +47,7 @@ def swept(record, *more):
     return json.loads(record.read_text("utf-8"))["types"], done
 
 
+@pytest.mark.exhaustive
 def test_the_command_finds_what_the_record_says(tmp_path):
     kinds = ["llama", "openai-gpt", "t5"]
     found, done = swept(tmp_path / "types.json", "--types", *kinds)

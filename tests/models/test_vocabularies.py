@@ -60,6 +60,7 @@ def test_differently_padded_outputs_give_the_targets_text(folders, draft, temper
 PROMPTS = ["w5 w6 w7 w5", "w40", "w1 w2 w3", "w80 w81 w80 w81 w80", "w9 w9"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(("draft", "common"), [("moved", 90), ("other", 89)])
 def test_another_tokenizer_is_translated(folders, draft, common, temperature):

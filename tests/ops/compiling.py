@@ -22,7 +22,6 @@ from one_launch import chain_one
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.ops.baselines.kernels import paper_tile
 from outrider.ops.triton.block import block_reach, block_sums
 from outrider.ops.triton.chain import chain_decide
 from outrider.ops.triton.floors import (
@@ -46,6 +45,7 @@ from outrider.ops.triton.traversal import (
     traversal_walk,
 )
 from outrider.ops.triton.tree import tree_walk
+from outrider_lab.baselines.kernels import paper_tile
 
 I64, I32, F32 = "*i64", "*i32", "*fp32"
 

@@ -5,7 +5,7 @@ import torch
 from cases import Case, build
 
 from outrider import noise, ops
-from outrider.ops.baselines import PAPER_EXACT, PAPER_SIGMOID, Paper
+from outrider_lab.baselines import PAPER_EXACT, PAPER_SIGMOID, Paper
 
 
 def _logits(gamma=2, vocab=40):

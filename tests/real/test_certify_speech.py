@@ -18,9 +18,9 @@ from transformers import (
 
 import outrider
 from outrider import DraftModel, Engine, SamplingParams, Timestamps
-from outrider.certify import Power, certify, foreign
 from outrider.models import adapt, layer_subset
 from outrider.types import Inputs
+from outrider_lab.certify import Power, certify, foreign
 
 pytestmark = pytest.mark.real
 

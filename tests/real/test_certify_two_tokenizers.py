@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
 from outrider import SamplingParams
-from outrider.bench.prompts import read_prompts
-from outrider.certify import Power, certify, foreign
 from outrider.shipped import shipped
+from outrider_lab.bench.prompts import read_prompts
+from outrider_lab.certify import Power, certify, foreign
 
 pytestmark = pytest.mark.real
 

@@ -135,6 +135,7 @@ def test_a_fault_of_our_own_is_a_row_and_ends_no_run(shipped, tmp_path, monkeypa
     assert "LookupError: nobody has foreseen this" in rows[0]["body"]["error"]["message"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("asked", "status", "part"),
     [

@@ -22,6 +22,7 @@ from outrider.server.engine_loop import EngineStoppedError, PendingRequest
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
 
 
+@pytest.mark.exhaustive
 def test_what_is_asked_across_a_pipe_is_answered_as_here(server, shipped):
     every = [
         {"seed": 5},

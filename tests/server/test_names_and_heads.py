@@ -91,6 +91,7 @@ def test_half_a_head_is_closed_in_time(shipped, monkeypatch, kind, sent):
         raw.close()
 
 
+@pytest.mark.exhaustive
 def test_bytes_that_trickle_do_not_prolong_it_and_answers_are_not_cut(shipped, monkeypatch):
     monkeypatch.setattr(HeaderDeadline, "seconds", 0.5)
     with serving(shipped) as server:

@@ -56,6 +56,7 @@ def test_both_columns_show_one_text_and_every_step_its_tree(shipped, browser, tm
         assert (part("which").text, part("step").is_enabled()) == ("0 of 0", False)
 
 
+@pytest.mark.exhaustive
 def test_a_queue_is_not_decoding_and_a_phone_can_read_the_tree(shipped, browser, tmp_path):
     """Ctrl-Enter submits; every kind has a sign of its own; what was waited for does not count."""
     with serving(shipped) as server:

@@ -113,6 +113,7 @@ def test_the_field_at_fault_is_one_that_was_sent(server, param, more):
     assert refused(server, 400, BODY | more)["param"] == param
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "asked_for",
     [
@@ -430,6 +431,7 @@ class Broken:
         return torch.full_like(scores, self.said)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("served_by", [serving, far], ids=["here", "across a pipe"])
 @pytest.mark.parametrize(
     ("tokens", "value", "named"),

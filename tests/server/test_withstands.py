@@ -63,6 +63,7 @@ def test_a_socket_that_closes_in_the_queue_leaves_it(narrow, streams):
     assert idle(narrow, MOMENT)
 
 
+@pytest.mark.exhaustive
 def test_a_slow_reader_holds_nobody_up(shipped):
     """Its row is over while it has read a few bytes; the others have their texts."""
     with serving(shipped) as server:

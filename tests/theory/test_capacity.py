@@ -12,8 +12,8 @@ from outrider.errors import ConfigurationError
 from outrider.models.flops import sizes
 from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
-from outrider.theory import capacity
-from outrider.theory.capacity import Drafting, Machine
+from outrider_lab.theory import capacity
+from outrider_lab.theory.capacity import Drafting, Machine
 
 H100 = Machine(3.35e12, 600e12)
 SEVEN = Sizes(14e9, 131e3, 7e9, layers=32)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from outrider.bench import rates
-from outrider.bench.rates import Steps
 from outrider.costs import Sizes
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import llama
-from outrider.theory import capacity
+from outrider_lab.bench import rates
+from outrider_lab.bench.rates import Steps
+from outrider_lab.theory import capacity
 
 
 def tiny():

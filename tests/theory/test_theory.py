@@ -7,8 +7,9 @@ import enumeration as e
 import numpy as np
 import pytest
 
-from outrider import theory, verifiers
-from outrider.theory import capacity, chains, length, node, price, transport
+from outrider import verifiers
+from outrider_lab import theory
+from outrider_lab.theory import capacity, chains, length, node, price, transport
 
 DRAWN = np.random.default_rng(1)
 

@@ -1,114 +1,15 @@
 """The command line. Thin: every command calls public functions and prints."""
 
-import errno
-import sys
-from importlib import metadata
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from outrider import lazy
 
-import outrider
-from outrider.cli import (
-    batch,
-    certify,
-    chat,
-    compare,
-    demo,
-    generate,
-    plan,
-    plugins,
-    serve,
-    train_draft,
-    transcribe,
-)
-from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, fail
-from outrider.errors import OutriderError
-from outrider.models import isa
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-
-app = typer.Typer(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    name="outrider",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        beside = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
-        typer.echo(f"outrider {outrider.__version__} ({beside})")
-        raise typer.Exit
-
-
-@app.callback()
-def common(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print it and leave."),
-    ] = False,
-) -> None:
-    """Speculative decoding that is exact, fast and a pleasure to use."""
-    isa.level()  # a misspelt OUTRIDER_ISA is an error of every command
-
-
-app.command("batch")(batch.batch)
-app.command("certify")(certify.command)
-app.command("chat")(chat.chat)
-app.command("compare")(compare.compare)
-app.command("demo")(demo.demo)
-app.command("generate")(generate.generate)
-app.command("plan")(plan.plan)
-app.command("serve")(serve.serve)
-app.command("train-draft")(train_draft.command)
-app.command("transcribe")(transcribe.transcribe)
-plugins.register(app)
-
-
-def main() -> None:
-    """Entry point.
-
-    Exit codes: 0 done or exact, 1 not exact or not all of it done, 2 an error that the message
-    explains, 3 could not be judged, 130 interrupted, 141 the output was closed.
-    """
-    try:
-        code = app(standalone_mode=False)  # typer hands the code of an Exit back
-        if isinstance(code, int) and code:
-            sys.exit(code)
-    except OutriderError as error:
-        fail(str(error))
-        sys.exit(EXIT_ERROR)
-    except SystemExit as leave:  # of a closed pipe typer and rich make exit code 1
-        if isinstance(leave.__context__, BrokenPipeError):
-            sys.exit(EXIT_CLOSED)
-        raise
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(EXIT_INTERRUPTED)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
-    except Exception as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help is on the screen
-            sys.exit(EXIT_ERROR)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            where = "" if error.filename is None else f" {error.filename}"
-            fail(f"cannot write{where}; got {error.strerror!r}; make room, or write elsewhere")
-            sys.exit(EXIT_ERROR)
-        if _out_of_memory(error):
-            fail(f"out of memory: {str(error)[:200]!r}; use a smaller model, draft or dtype")
-            sys.exit(EXIT_ERROR)
-        if hasattr(error, "format_message"):  # a usage error of the option parser
-            fail(error.format_message())
-            sys.exit(EXIT_ERROR)
-        raise
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Python's, torch's on a GPU, or torch's on a CPU, which has no type of its own."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return "can't allocate memory" in str(error)
-
+if TYPE_CHECKING:
+    from outrider.cli.commands import app as app
+    from outrider.cli.commands import main as main
 
 __all__ = ["app", "main"]
+
+_HOMES = {"app": "outrider.cli.commands", "main": "outrider.cli.commands"}
+
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES)

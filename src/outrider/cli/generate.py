@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 import typer
 
 from outrider import verifiers
-from outrider.bench.drawing import file, pyplot
-from outrider.bench.progress import put
 from outrider.cli import console, options
 from outrider.cli.chat import conversation, has_template, refuse_untemplated
-from outrider.cli.console import EXIT_INTERRUPTED, err, out
+from outrider.cli.console import EXIT_INTERRUPTED, err, out, put
+from outrider.cli.drawing import file, pyplot
 from outrider.cli.inputs import read_file, read_prompt, read_source
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
@@ -132,7 +131,7 @@ def generate(
     verbose: options.Verbose = False,
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
-    from outrider.bench.timeline import draw, lines
+    from outrider.cli.timeline import draw, lines
     from outrider.resolve_config import seen
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.output_text import Stop

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 
 from outrider import arguments, verifiers
-from outrider.bench.gathered import Command, gathered
-from outrider.bench.gathered import Target as Target
-from outrider.bench.gathered import Threads as Threads
 from outrider.cli.console import LOADING, working
+from outrider.cli.gathered import Command, gathered
+from outrider.cli.gathered import Target as Target
+from outrider.cli.gathered import Threads as Threads
 from outrider.drafters import DRAFTERS
 from outrider.load_config import RUNTIME, LoadConfig
 

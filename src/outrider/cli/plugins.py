@@ -14,7 +14,7 @@ from outrider.plugins import by_name, origins
 
 GROUP = "outrider.commands"
 #: Commands of ours that have a distribution of their own.
-ELSEWHERE = {"bench": "outrider-lab"}
+ELSEWHERE = dict.fromkeys(("bench", "certify", "compare", "demo", "plan"), "outrider-lab")
 
 
 def register(app: typer.Typer) -> None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.bench.progress import bar
 from outrider.cli import options
-from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, out, working
+from outrider.cli.console import EXIT_INTERRUPTED, LOADING, bar, err, out, working
 from outrider.train.task import Plan, Task
 
 if TYPE_CHECKING:

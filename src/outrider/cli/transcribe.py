@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.bench.progress import bar, put
 from outrider.cli import options
-from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
+from outrider.cli.console import (
+    EXIT_INTERRUPTED,
+    EXIT_SOME,
+    LOADING,
+    bar,
+    err,
+    figures,
+    put,
+    working,
+)
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.speech.formats import FORMATS, TIMES, written
 

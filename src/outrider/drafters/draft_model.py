@@ -15,7 +15,16 @@ from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import OneModel
 from outrider.drafters.tree_drafting import Children, DrawKeys, Policy, TreeLevel, shapes
 from outrider.errors import ConfigurationError
-from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel, Laws
+from outrider.types import (
+    Cache,
+    Context,
+    Draft,
+    Drafter,
+    DraftShape,
+    DrawKind,
+    LanguageModel,
+    Laws,
+)
 
 
 @dataclass(frozen=True)
@@ -114,3 +123,9 @@ def _made(
 RECIPE = recipes.Recipe(
     _made, ("model",), ("num_speculative_tokens", "branching", "shared_noise"), deepest=24
 )
+
+
+def model_of(drafter: Drafter) -> LanguageModel | None:
+    """The draft model of a drafter that has one: the protocol does not ask for it."""
+    model: LanguageModel | None = getattr(drafter, "model", None)
+    return model

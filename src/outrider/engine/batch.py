@@ -17,7 +17,8 @@ from torch.nn.functional import pad
 
 from outrider.engine.request import Request, source_ids, wear
 from outrider.models.prefill import behind, inference, ingest
-from outrider.models.prefix_cache import PrefixCache
+from outrider.models.prefix_cache import LINE, PrefixCache
+from outrider.models.recurrent.call import has_states
 from outrider.row_params import gather_rows, narrowed, picked, scatter_rows
 from outrider.sampling import logits_processors, sampling_params
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
@@ -131,7 +132,8 @@ class Prefill:
 
     Rows are padded to the longest of them: see `groups`. The drafter reads in one go at the end;
     `later`: a draft model reads when it is asked for its first draft.
-    With `prefixes` the beginning that each has in common with a prompt read before is copied.
+    With `prefixes` the beginning that each has in common with a prompt read before is copied;
+    prompts that are `waiting` may go on from what these have read.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Prefill:
         capacity: int,
         prefixes: PrefixCache | None = None,
         later: bool = False,
+        waiting: Sequence[Sequence[int]] = (),
     ) -> None:
         self.target, self.drafter, self.requests = target, drafter, requests
         self.capacity = capacity
@@ -174,7 +177,7 @@ class Prefill:
         )
         self.cache = target.open(len(prompts), capacity, inputs)
         wear(self.cache, requests)
-        self._known = None if prefixes is None else prefixes.of(prompts)
+        self._known = None if prefixes is None else prefixes.of(prompts, waiting)
         #: tokens of every prompt that were read before and are copied
         self.copied = self._read = (
             0 if self._known is None else self._known.begin(target, self.cache)
@@ -197,7 +200,10 @@ class Prefill:
         context, rows = self.context, len(self.requests)
         stop = self._need
         if tokens is not None:
-            stop = min(stop, self._read + max(tokens // rows, 1))
+            part = self._read + max(tokens // rows, 1)
+            if has_states(self.target):  # their pieces end on lines, wherever a prompt is cut
+                part = -(-part // LINE) * LINE
+            stop = min(stop, part)
         self._hidden += ingest(
             self.target,
             self.cache,
@@ -206,6 +212,7 @@ class Prefill:
             settled_B=context.length_B - 1,
             start=self._read,
             taps=self.drafter.taps,
+            known=self._known,
         )
         self._read = stop
         if stop < self._need:

@@ -157,7 +157,10 @@ class Scheduler:
         numbers = [ahead[some[at]] for at in group]
         requests = self.requests(numbers)
         later = self._later(requests, free)
-        prefill = Prefill(self.target, self.drafter, requests, self.capacity, self.prefixes, later)
+        waiting = [prompts[at] for at, number in enumerate(ahead) if number not in numbers]
+        prefill = Prefill(
+            self.target, self.drafter, requests, self.capacity, self.prefixes, later, waiting
+        )
         self._prefill = numbers, prefill
         for number in numbers:
             self.seats.waiting.remove(number)

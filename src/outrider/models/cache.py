@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from outrider.models.recurrent.hooks import StateHandle
+from outrider.models.recurrent.hooks import StateHandle, ask
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.row_params import seated
 from outrider.types import RowStore
@@ -330,8 +330,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         return StateHandle(self.recurrent, self.numbers[layer_idx], state_idx)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle:
-        """The handle of a layer's state."""
-        return self.get_conv_state(layer_idx, state_idx)
+        """The handle of a layer's state; some mixers hand it to no function that needs it."""
+        handle = self.get_conv_state(layer_idx, state_idx)
+        ask(handle)
+        return handle
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **how: Any
@@ -341,8 +343,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         return handle.windows(conv_states, how["conv_kernel_size"])
 
     def update_recurrent_state(
-        self, recurrent_states: StateHandle, layer_idx: int, state_idx: int = 0, **_: Any
-    ) -> StateHandle:
+        self, recurrent_states: object, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> object:
         """Nothing is left to do: the function that was given the handle has written to it."""
         return recurrent_states
 

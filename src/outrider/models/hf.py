@@ -72,6 +72,7 @@ class TransformersRunner:
     reader: EncoderAdapter | None = None
     tracks = False  #: whether it reads the position of every cache slot
     takes_cache = "past_key_values"  #: the argument that takes a cache
+    returns_cache = True  #: whether it is asked to return the cache, which it takes anyway
     states = "hidden_states"  #: the field of an output with the states after each layer
     #: fields of a configuration that say how many positions there are, the first that is there
     reaches: tuple[str, ...] = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
@@ -159,7 +160,7 @@ class TransformersRunner:
             output = self.model(
                 input_ids=tokens_BQ,
                 attention_mask=mask,
-                use_cache=True,
+                use_cache=self.returns_cache,
                 **{self.takes_cache: cache},
                 **extra,
             )

@@ -7,8 +7,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from outrider.models.recurrent.call import has_states
 from outrider.models.tree_inputs import causal
-from outrider.types import LanguageModel
+from outrider.types import LanguageModel, RowHints
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,18 +47,22 @@ def ingest(
     settled_B: Tensor,
     start: int = 0,
     taps: tuple[int, ...] = (),
+    known: RowHints | None = None,
 ) -> list[tuple[Tensor, ...]]:
     """Write tokens `start` to `count` of every row, right-padded rows included, in chunks.
 
     Entries beyond a row's own length are never visible to it and are overwritten later; its first
     `settled_B` tokens are its text for good, in this call and later ones.
     The model's states of these tokens at the taps are returned, [B, n, E] for each chunk.
+    `known` is shown what recurrent states are where it asks for them.
     """
     device = tokens_BL.device
     rows = tokens_BL.shape[0]
     states: list[tuple[Tensor, ...]] = []
-    for first in range(start, count, CHUNK):
-        stop = min(first + CHUNK, count)
+    lines = {} if known is None else known.stops(model, cache, start)
+    cuts = {*range(start + CHUNK, count, CHUNK), *(line for line in lines if line < count), count}
+    first = start
+    for stop in sorted(cuts) if count > start else ():
         at = torch.arange(first, stop, device=device)[None].expand(rows, -1)
         wide = width(model, stop, 0, cache.capacity)
         nodes = causal(tokens_BL[:, first:stop], at, wide, settled_B)
@@ -65,6 +70,9 @@ def ingest(
             states.append(model.forward(cache, nodes, taps=taps).hidden)
         else:
             model.forward(cache, nodes, last=1)
+        if known is not None and stop in lines:
+            known.mark(model, cache, lines[stop], stop)
+        first = stop
     return states
 
 
@@ -80,11 +88,31 @@ def behind(
 
     The rows, of these sizes, are in the cache but for their last tokens. They are read from those
     places on once more, and entries are written again as they are: behind a row's end nobody looks.
+    A model with states cannot read on from inside a text: a row that asks is read anew up to there.
     """
     first = [size - 1 if at is None else at for size, at in zip(sizes, places, strict=True)]
+    if has_states(model) and any(at is not None for at in places):
+        return torch.cat(
+            [
+                _anew(model, cache.adapters[row : row + 1], tokens_BL[row : row + 1, : at + 1])
+                for row, at in enumerate(first)
+            ]
+        )
     rest = max(size - at for size, at in zip(sizes, first, strict=True))
     wide = width(model, max(first) + rest, 0, cache.capacity)
     at_BQ = torch.tensor([[*range(at, at + rest)] for at in first])
     at_BQ = at_BQ.clamp(max=min(wide, tokens_BL.shape[1]) - 1).to(tokens_BL.device)
     nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)
     return model.forward(cache, nodes).logits_BQV[:, 0]
+
+
+def _anew(model: LanguageModel, adapters: tuple[str | None, ...], tokens_1L: Tensor) -> Tensor:
+    """The logits [1, V] behind a text, read in a cache of its own."""
+    count = tokens_1L.shape[1]
+    cache = model.open(1, width(model, count, 0, model.context))
+    cache.adapters = adapters
+    settled_B = torch.tensor([count - 1], device=tokens_1L.device)
+    ingest(model, cache, tokens_1L, count - 1, settled_B=settled_B)
+    at = torch.tensor([[count - 1]], device=tokens_1L.device)
+    nodes = causal(tokens_1L[:, -1:], at, cache.capacity)
+    return model.forward(cache, nodes, last=1).logits_BQV[:, 0]

@@ -20,16 +20,7 @@ _STREAMS = "its decoder reads n-gram streams of one text, which have no place fo
 
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
-    **dict.fromkeys(("mamba", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), _RECURRENT),
-    **dict.fromkeys(
-        (
-            "jamba",
-            "zamba",
-            "minimax",
-            "plamo2",
-        ),
-        _RECURRENT,
-    ),
+    **dict.fromkeys(("plamo2", "xlstm"), _RECURRENT),
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from outrider import verifiers
-from outrider.certify.laws import model_of
 from outrider.drafters import Root
+from outrider.drafters.draft_model import model_of
 from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.engine.engine import Engine

@@ -16,6 +16,12 @@ class RowHints(Protocol):
     def begin(self, model: LanguageModel, cache: Any) -> int:
         """Copy what is kept of the prompts; so many tokens of every row are in the cache then."""
 
+    def stops(self, model: LanguageModel, cache: Any, start: int) -> dict[int, list[int]]:
+        """Behind how many tokens, more than `start`, it is shown the states of which rows."""
+
+    def mark(self, model: LanguageModel, cache: Any, rows: Sequence[int], line: int) -> None:
+        """Be shown the states of these rows, which have read so many tokens."""
+
     def keep(self, model: LanguageModel, cache: Any) -> None:
         """Keep the entries of the prompts, all but each last token's, for others."""
 

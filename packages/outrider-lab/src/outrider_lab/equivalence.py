@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.bench.intervals import LEAST, angles, student
+from outrider_lab.bench.intervals import LEAST, angles, student
 
 LEVEL = 0.05  #: of each one-sided test
 MARGIN = 0.1  #: of scores in [0, 1], where nobody says

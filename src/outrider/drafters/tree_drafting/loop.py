@@ -224,9 +224,11 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
         start = 0 if context.known is None else context.known.begin(model, cache)
         stop = context.bound - 1 - context.unread
         settled_B = context.length_B - 1
-        ingest(model, cache, context.tokens_BL, stop, settled_B=settled_B, start=start)
-        if context.known is not None and not context.unread:
-            context.known.keep(model, cache)
+        known = None if context.unread else context.known
+        tokens = context.tokens_BL
+        ingest(model, cache, tokens, stop, settled_B=settled_B, start=start, known=known)
+        if known is not None:
+            known.keep(model, cache)
     return cache
 
 

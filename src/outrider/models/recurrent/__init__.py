@@ -12,7 +12,8 @@ A kind of mixer is one file here and one line in `MIXERS`.
 
 from collections.abc import Mapping
 
-#: Files of this package by the function of a modelling file that they stand before.
+#: Files of this package by the function of a modelling file that they stand before, or by the class
+#: of a mixer that calls none, whose forward they replace.
 MIXERS: Mapping[str, str] = {
     "causal_conv1d_fn": "short_conv",
     "causal_conv1d_update": "short_conv",
@@ -22,6 +23,12 @@ MIXERS: Mapping[str, str] = {
     "recurrent_kimi_delta_attention": "gated_delta",
     "mamba2_chunk_scan": "ssd",
     "mamba2_selective_state_update": "ssd",
+    "mamba_selective_scan": "selective_scan",
+    "mamba_selective_state_update": "selective_scan",
+    "MiniMaxLightningAttention": "lightning",
+    "RecurrentGemmaRecurrentBlock": "rg_lru",
+    "RwkvFeedForward": "rwkv",
+    "RwkvSelfAttention": "rwkv",
 }
 
 #: Types of transformers' models whose mixers call these functions, and nothing else of that kind.
@@ -29,12 +36,16 @@ FAMILIES = frozenset(
     {
         "bamba",
         "falcon_h1",
+        "falcon_mamba",
         "granitemoehybrid",
+        "jamba",
         "kimi_linear",
         "lfm2",
         "lfm2_moe",
         "lfm3",
+        "mamba",
         "mamba2",
+        "minimax",
         "nemotron_h",
         "olmo_hybrid",
         "qwen3_5",
@@ -42,6 +53,9 @@ FAMILIES = frozenset(
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
+        "recurrent_gemma",
+        "rwkv",
+        "zamba",
         "zamba2",
     }
 )

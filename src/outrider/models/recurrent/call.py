@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outrider.models.config import read
 from outrider.tree import numbers
 from outrider.types import Nodes
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from outrider.models.recurrent.states import Recurrence
 
 PIECE = 64  #: tokens of a text that are taken at once; pieces end at multiples of it
+
+
+def has_states(model: object) -> bool:
+    """Whether some of a model's layers keep a state: its texts are read by pieces then."""
+    return bool(read(model, "recurrent", bool))
 
 
 class TextPiece(NamedTuple):
@@ -32,8 +38,9 @@ class StateCall:
     in this call or before it. One that does reads text.
     """
 
-    def __init__(self, nodes: Nodes, ring: int, parent_BQ: Tensor) -> None:
+    def __init__(self, nodes: Nodes, ring: int, parent_BQ: Tensor, depth_BQ: Tensor) -> None:
         self.slots_BQ, self.parent_BQ, self.ring = nodes.slots_BQ, parent_BQ, ring
+        self.depth_BQ = depth_BQ  #: tokens of each node's text
         self.settled_B = nodes.settled_B
         self.pieces: list[TextPiece] = []
         self.lines_BQ: Tensor | None = None  #: [B, Q] ring places of the nodes, of a tree
@@ -46,8 +53,10 @@ class StateCall:
     # ------------------------------------------------------------------ of the two kinds
 
     @classmethod
-    def growing(cls, nodes: Nodes, base_B: Tensor, parent_BR: Tensor) -> "StateCall":
-        """Nodes that may all be rejected. A node's parent is the last slot that it sees before.
+    def growing(
+        cls, nodes: Nodes, base_B: Tensor, parent_BR: Tensor, depth_BR: Tensor
+    ) -> "StateCall":
+        """Nodes that may all be rejected. A node's parent sees all that it sees but itself.
 
         `origins` says of each row where its nodes start from: 0 is the row's state, 1 + n is node
         n, and what is beyond is outside of the call: a path behind the state, `outside_BED`.
@@ -56,9 +65,13 @@ class StateCall:
         low = max(int(base_B.min()) - 1, 0)
         seen = nodes.visible_BQW[..., low:]
         wide = numbers(low + seen.shape[-1], slots_BQ.device)[low:]
-        parent_BQ = torch.where(seen & (wide < slots_BQ[..., None]), wide, -1).amax(-1)
+        depth_BQ = seen.sum(-1) + low
+        known_BW = torch.where(wide < base_B[:, None], wide + 1, depth_BR[:, wide % ring])
+        known_BW.scatter_(1, slots_BQ - low, depth_BQ)
+        above = seen & (known_BW[:, None] == depth_BQ[..., None] - 1)
+        parent_BQ = torch.where(above, wide, -1).amax(-1)
         parent_BQ = torch.maximum(parent_BQ, base_B[:, None] - 1)
-        call = cls(nodes, ring, parent_BQ)
+        call = cls(nodes, ring, parent_BQ, depth_BQ)
         call.lines_BQ = slots_BQ % ring
         call._walk = base_B.clone(), parent_BR
         call._start(base_B.tolist(), slots_BQ.tolist(), parent_BQ.tolist(), parent_BR)
@@ -70,7 +83,7 @@ class StateCall:
         slots_BQ = nodes.slots_BQ
         queries = slots_BQ.shape[1]
         device = slots_BQ.device
-        call = cls(nodes, ring, slots_BQ - 1)
+        call = cls(nodes, ring, slots_BQ - 1, slots_BQ + 1)
         real_BQ = pad(slots_BQ[:, 1:] > slots_BQ[:, :-1], (1, 0), value=True)
         last_B = torch.minimum(slots_BQ[:, -1], nodes.settled_B + ring // 2 - 1)
         place = numbers(ring, device)
@@ -250,6 +263,16 @@ class NodeStates:
             self._made[1 + node] = self._recurrence.advance(
                 before, entries, before if spare else None
             )
+        self._leave(node)
+
+    def place(self, node: int, state: Tensor) -> None:
+        """Take the state behind a node, for those that start from it."""
+        if 1 + node in self._last:
+            self._made[1 + node] = state
+        self._leave(node)
+
+    def _leave(self, node: int) -> None:
+        """Drop the states that no node behind this one starts from."""
         for origin in set(self._by_node[node]):
             if origin and self._last[origin] == node:
                 del self._made[origin]

@@ -1,14 +1,15 @@
 """Handles in place of states, and the functions of modelling files that are made to know them.
 
-A function is replaced once, for good, by one that looks for a handle and calls transformers' own
-where there is none: the user's own calls of the model, and `plain`, are what they were.
+A function, or the forward of a mixer that calls none, is replaced once, for good, by one that looks
+for a handle and calls transformers' own where there is none: the user's own calls of the model, and
+`plain`, are what they were.
 """
 
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from threading import Lock
+from dataclasses import dataclass, replace
+from threading import Lock, local
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -36,13 +37,48 @@ class StateHandle:
         """Itself: a state's dtype and place are outrider's business."""
         return self
 
+    def __getitem__(self, place: tuple[slice, int]) -> "StateHandle":
+        """Of all rows, the state with this number: mixers with several heads index theirs so."""
+        return replace(self, number=place[1])
+
     def windows(self, x_BCQ: Tensor, size: int) -> Tensor:
         """Inputs [B, C, Q, size] of a convolution: of each node and of those before it."""
         return self.states.windows(self.layer, self.number, x_BCQ, size)
 
     def recur(self, recurrence: Recurrence, *inputs: Tensor) -> Tensor:
         """Outputs of a recurrence over the call's nodes."""
-        return self.states.recur(self.layer, recurrence, *inputs)
+        return self.states.recur(self.layer, self.number, recurrence, *inputs)
+
+
+class _Asked(local):
+    """What a thread's mixer has asked its cache for last: functions without an argument for it."""
+
+    handle: StateHandle | None = None
+
+
+_ASKED = _Asked()
+
+
+def ask(handle: StateHandle | None) -> None:
+    """Note that a mixer of this thread has asked for a state; None: its call is over."""
+    _ASKED.handle = handle
+
+
+def asked() -> StateHandle | None:
+    """The state that was asked for; the next time, that of the layer's next head."""
+    handle = _ASKED.handle
+    if handle is not None:
+        _ASKED.handle = replace(handle, number=handle.number + 1)
+    return handle
+
+
+def handle_of(cache: object, mixer: Any) -> StateHandle | None:
+    """The handle of a mixer's state, if the cache that it is given is one of ours."""
+    states = getattr(cache, "recurrent", None)
+    if not isinstance(states, RecurrentStates):
+        return None
+    numbers = cache.numbers  # type: ignore[attr-defined]
+    return StateHandle(states, numbers[mixer.layer_idx])
 
 
 def modelling_files(model: torch.nn.Module) -> list[ModuleType]:
@@ -61,6 +97,22 @@ def install(model: torch.nn.Module) -> frozenset[str]:
             done: set[str] = vars(file).setdefault(_DONE, set())
             for name in set(names) - done:
                 kind = importlib.import_module(f"outrider.models.recurrent.{MIXERS[name]}")
-                setattr(file, name, kind.WRAPPERS[name](vars(file)[name]))
+                theirs = vars(file)[name]
+                if isinstance(theirs, type):
+                    vars_of: Any = theirs
+                    vars_of.forward = kind.WRAPPERS[name](vars_of.forward)
+                else:
+                    setattr(file, name, kind.WRAPPERS[name](theirs))
                 done.add(name)
+        _number(model)
     return frozenset(found)
+
+
+def _number(model: torch.nn.Module) -> None:
+    """Tell mixers which do not know it the number of their layer, as others do: `layer_idx`."""
+    for layers in model.modules():
+        if isinstance(layers, torch.nn.ModuleList):
+            for number, layer in enumerate(layers):
+                for part in layer.modules():
+                    if type(part).__name__ in MIXERS and "layer_idx" not in vars(part):
+                        vars(part)["layer_idx"] = number

@@ -27,6 +27,9 @@ class OuterProductState:
         made = torch.mul(state, factor, out=into)
         return made.addcmul_(key[..., None], delta[..., None, :])
 
+    def begin(self, state: Tensor) -> None:
+        """Nothing: an empty text's state is zero."""
+
     def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
         """Entries that leave the states of other rows as they are: times one, plus zero."""
         decay, key, delta = entries

@@ -6,15 +6,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.errors import UnsupportedModel
+from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.hf import FULL, Mask, TransformersRunner
 from outrider.models.recurrent import LAYERS
-from outrider.models.recurrent.hooks import install
+from outrider.models.recurrent.hooks import ask, install
+from outrider.types import Nodes, Output
 
 #: Other names for full attention, of layers that may keep a state besides.
 _FULL = frozenset({FULL, "attention", "hybrid"})
 #: Kinds of layers without either.
 _NEITHER = frozenset({"mlp", "moe"})
+#: Families that take no cache of another class from who wants it back.
+_OWN_CACHE = frozenset({"minimax"})
 
 
 class RecurrentRunner(TransformersRunner):
@@ -30,14 +34,25 @@ class RecurrentRunner(TransformersRunner):
                 "install transformers 5.23 or later"
             )
         super().__init__(model)
-        if "past_key_values" not in self._takes:
-            self.takes_cache = "cache_params"
+        names = (name for name in ("past_key_values", "cache_params", "state"))
+        self.takes_cache = next(name for name in names if name in self._takes)
+        self.returns_cache = model.config.model_type not in _OWN_CACHE
+        _rescale(model)
         #: what the mixers cut the steps of their recurrences to
         self.limit = limit_of(model.modules())
 
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits of the (last) nodes, and their states at the taps."""
+        try:
+            return super().__call__(cache, nodes, last, taps)
+        finally:
+            ask(None)  # or a call of the user's own would meet the last layer's handle
+
     def masks(self, visible_BQW: Tensor, positions_BQ: Tensor, keys_BW: Tensor | None) -> Mask:
         """Masks of the attention layers under any name, and None for those that keep a state."""
-        if self.takes_cache == "cache_params":
+        if self.takes_cache != "past_key_values":
             return None  # no layer attends
         made = super().masks(visible_BQW, positions_BQ, keys_BW)
         named: dict[str, Tensor | None] = {FULL: made} if not isinstance(made, dict) else made
@@ -48,6 +63,13 @@ class RecurrentRunner(TransformersRunner):
         if self._kinds is None:
             return super()._cuts()
         return bool(set(self._kinds) - LAYERS - _FULL - _NEITHER)
+
+
+def _rescale(model: PreTrainedModel) -> None:
+    """Let RWKV divide its weights for inference now, not in its first call: they may be copied."""
+    body = read(model, "rwkv", PreTrainedModel)
+    if body is not None and not model.training:
+        body._rescale_layers()
 
 
 def limit_of(parts: Iterable[object]) -> tuple[float, float]:

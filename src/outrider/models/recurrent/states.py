@@ -1,7 +1,8 @@
 """What layers with a state keep of rows: a state of the settled text, and a log behind it.
 
 A row's state stands at the end of its settled text (`base_B`). What later nodes add to it lies in a
-ring by slot: the entries of the update, inputs of convolutions, and the slot of each node's parent.
+ring by slot: the entries of the update, inputs of convolutions, the slot of each node's parent, and
+how long its text is.
 Nothing is undone: an entry that was rejected is written over, an accepted path is moved next to its
 root (`keep`), and settled entries are applied one by one, by the operation that made the nodes' own
 states, so that a state has the same bits whether its text was drafted or not.
@@ -28,6 +29,9 @@ class Recurrence(Protocol):
 
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """Of a row's state, and of one node's entries in the log."""
+
+    def begin(self, state: Tensor) -> None:
+        """Fill zeroed states with what an empty text has."""
 
     def over_nodes(self, nodes: NodeStates, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs of a call's nodes and their entries, each from its parent's state."""
@@ -74,7 +78,8 @@ class RecurrentStates:
         self.rows, self.seats, self.ring = rows, rows, RING
         self.base_B = torch.zeros(rows, dtype=torch.int64, device=device)
         self._parent_BR = torch.full((rows, RING), -1, device=device)
-        self.logs: dict[int, StateLog] = {}
+        self._depth_BR = torch.zeros_like(self._parent_BR)  # tokens of each node's text
+        self.logs: dict[tuple[int, int], StateLog] = {}  # by layer and number
         self.inputs: dict[tuple[int, int], Tensor] = {}  # layer, number -> [seats, R, C]
         self._call: StateCall | None = None
         self.limit = limit  #: what a model's whole forward cuts the steps of its recurrences to
@@ -99,8 +104,10 @@ class RecurrentStates:
             self.base_B[: self.rows] = torch.maximum(base_B, self._call.settled_B)
         else:
             self._fit(self.seats, int((slots_BQ.amax(1) - base_B).max()) + 1 + BEHIND)
-            self._call = StateCall.growing(nodes, base_B, self._parent_BR[: self.rows])
+            tables = (table[: self.rows] for table in (self._parent_BR, self._depth_BR))
+            self._call = StateCall.growing(nodes, base_B, *tables)
         self._call.note(self._parent_BR[: self.rows], self._call.parent_BQ)
+        self._call.note(self._depth_BR[: self.rows], self._call.depth_BQ)
         return nodes
 
     def windows(self, layer: int, number: int, x_BCQ: Tensor, size: int) -> Tensor:
@@ -114,12 +121,12 @@ class RecurrentStates:
         found = call.windows(ring_BRC, x_BQC, size)
         return found.permute(0, 3, 1, 2)
 
-    def recur(self, layer: int, recurrence: Recurrence, *inputs: Tensor) -> Tensor:
+    def recur(self, layer: int, number: int, recurrence: Recurrence, *inputs: Tensor) -> Tensor:
         """Outputs [B, Q, ...] of a layer's recurrence over the call's nodes, written to its log."""
         call, rows = self._here(), self.rows
-        if layer not in self.logs:
-            self.logs[layer] = self._log(recurrence, inputs)
-        log = self.logs[layer]
+        if (layer, number) not in self.logs:
+            self.logs[layer, number] = self._log(recurrence, inputs)
+        log = self.logs[layer, number]
         log.recurrence = recurrence
         state = log.state[:rows]
         if call.pieces:
@@ -144,6 +151,7 @@ class RecurrentStates:
             ring = table[: self.rows]
             ring.scatter_(1, _wide(into, ring), ring.gather(1, _wide(of, ring)))
         self._parent_BR[: self.rows].scatter_(1, into, to - 1)
+        self._depth_BR[: self.rows].scatter_(1, into, to + 1)
 
     # ------------------------------------------------------------------ rows come and go
 
@@ -155,6 +163,12 @@ class RecurrentStates:
         few._change(self, lambda table: table.index_select(0, at))
         return few
 
+    def checkpoint(self, row: int) -> "RecurrentStates":
+        """A copy of one row's state, and of the inputs that convolutions still read: no log."""
+        one = self.take([row])
+        one._turn(BEHIND)
+        return one
+
     def put(self, seats: Sequence[int], other: "RecurrentStates") -> Self:
         """Write the rows of `other` into these seats; returns this object."""
         rows = max(self.rows, 1 + max(seats, default=-1))
@@ -164,19 +178,25 @@ class RecurrentStates:
         other._fit(other.seats, ring)
         self._fit(rows, ring)
         self.rows, self._call = rows, None
-        for layer, log in other.logs.items():
-            if layer not in self.logs:
-                tables = (_seated(t, self.seats) for t in (log.state, *log.entries))
-                self.logs[layer] = StateLog(log.recurrence, next(tables), tuple(tables))
+        for place, log in other.logs.items():
+            if place not in self.logs:
+                tables = [_seated(t, self.seats) for t in (log.state, *log.entries)]
+                self.logs[place] = StateLog(log.recurrence, tables[0], tuple(tables[1:]))
+                log.recurrence.begin(tables[0])
         for name, table in other.inputs.items():
             self.inputs.setdefault(name, _seated(table, self.seats))
         at = torch.tensor(list(seats), dtype=torch.int64, device=self.base_B.device)
-        for place, mine in self._tables().items():
-            theirs = other._tables().get(place)
+        known = other._tables()
+        for each, mine in self._tables().items():
+            theirs = known.get(each)
             if theirs is None:  # nothing was read there yet
                 mine.index_fill_(0, at, 0)
             else:
                 mine.index_copy_(0, at, theirs[: other.rows])
+        for unread in self.logs.keys() - other.logs.keys():
+            empty = _seated(self.logs[unread].state, len(at))
+            self.logs[unread].recurrence.begin(empty)
+            self.logs[unread].state.index_copy_(0, at, empty)
         return self
 
     def narrow(self, rows: int) -> Self:
@@ -202,6 +222,7 @@ class RecurrentStates:
             torch.zeros(self.seats, *shape, device=inputs[0].device)
             for shape in (state, *((self.ring, *entry) for entry in entries))
         ]
+        recurrence.begin(made[0])
         return StateLog(recurrence, made[0], tuple(made[1:]))
 
     def _apply(self, count_B: Tensor) -> None:
@@ -228,38 +249,45 @@ class RecurrentStates:
         tables: dict[tuple[object, ...], Tensor] = {
             ("base",): self.base_B,
             ("parent",): self._parent_BR,
+            ("depth",): self._depth_BR,
         }
-        for name, table in self.inputs.items():
-            tables["inputs", *name] = table
-        for layer, log in self.logs.items():
+        for part, table in self.inputs.items():
+            tables["inputs", *part] = table
+        for part, log in self.logs.items():
             for number, table in enumerate((log.state, *log.entries)):
-                tables["log", layer, number] = table
+                tables["log", *part, number] = table
         return tables
 
     def _change(self, source: "RecurrentStates", to: Callable[[Tensor], Tensor]) -> None:
         """Take the tables of `source`, each changed in the same way."""
         self.base_B, self._parent_BR = to(source.base_B), to(source._parent_BR)
+        self._depth_BR = to(source._depth_BR)
         self.inputs = {name: to(table) for name, table in source.inputs.items()}
         self.logs = {
-            layer: replace(log, state=to(log.state), entries=tuple(map(to, log.entries)))
-            for layer, log in source.logs.items()
+            place: replace(log, state=to(log.state), entries=tuple(map(to, log.entries)))
+            for place, log in source.logs.items()
         }
 
     def _fit(self, seats: int, ring: int) -> None:
         """Longer tables if there are fewer seats or slots."""
         if ring > self.ring:
-            old, self.ring = self.ring, 1 << (ring - 1).bit_length()
-            place = torch.arange(self.ring, device=self.base_B.device)
-            lowest = self.base_B[:, None] - BEHIND
-            # the slot of each new place that is nearest above the lowest that is still read
-            at = (lowest + (place - lowest) % self.ring) % old
-            self._parent_BR = self._parent_BR.gather(1, at)
-            self.inputs = {n: t.gather(1, _wide(at, t)) for n, t in self.inputs.items()}
-            for log in self.logs.values():
-                log.entries = tuple(t.gather(1, _wide(at, t)) for t in log.entries)
+            self._turn(1 << (ring - 1).bit_length())
         if seats > self.seats:
             self.seats = max(seats, 2 * self.seats)
             self._change(self, lambda table: _padded(table, self.seats))
+
+    def _turn(self, ring: int) -> None:
+        """Give the logs so many slots: those from `BEHIND` ahead of the states on."""
+        old, self.ring = self.ring, ring
+        place = torch.arange(ring, device=self.base_B.device)
+        lowest = self.base_B[:, None] - BEHIND
+        # the slot of each new place that is nearest above the lowest that is still read
+        at = (lowest + (place - lowest) % ring) % old
+        self._parent_BR = self._parent_BR.gather(1, at)
+        self._depth_BR = self._depth_BR.gather(1, at)
+        self.inputs = {n: t.gather(1, _wide(at, t)) for n, t in self.inputs.items()}
+        for log in self.logs.values():
+            log.entries = tuple(t.gather(1, _wide(at, t)) for t in log.entries)
 
 
 def _behind(nodes: Nodes, base_B: Tensor) -> Nodes:

@@ -22,7 +22,7 @@ def every(
     html: Path | None,
 ) -> None:
     """Run, and write the report, even if some of it failed."""
-    from outrider.bench.drawing import pyplot
+    from outrider.cli.drawing import pyplot
     from outrider_lab.book import plan, runs
 
     pyplot()  # what is missing for pictures is said now

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from outrider.bench.intervals import LEAST
-from outrider.certify.report import Row
+from outrider_lab.bench.intervals import LEAST
 from outrider_lab.book.pages import Page
+from outrider_lab.certify.report import Row
 from outrider_lab.papers.alpha_drafters import DRAFT
 from outrider_lab.papers.k_sweep import PANEL
 from outrider_lab.tasks.arms import DEFAULT

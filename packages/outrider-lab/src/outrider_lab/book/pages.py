@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider_lab.book.runs import RECORD
+from outrider_lab.certify.report import Row
 
 
 @dataclass(frozen=True)

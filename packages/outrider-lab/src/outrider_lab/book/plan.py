@@ -63,8 +63,8 @@ OWN = {
 COUNTED = ("toy", "tree", "theory")
 #: What --quick alone leaves too long, or says of too few prompts.
 QUICK = {"draft-length": UNTIMED, "budget": UNTIMED, "chen": ("--count", "20")}
-#: Commands that run no experiment.
-OTHERS = ("all", "report")
+#: Commands that run no experiment of a book.
+OTHERS = ("all", "report", "peers")
 
 
 def planned(

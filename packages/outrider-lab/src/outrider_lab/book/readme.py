@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider_lab.book import pages
 from outrider_lab.book.pages import Page
 from outrider_lab.book.report import short, shown
+from outrider_lab.certify.report import Row
 from outrider_lab.tasks.prompts import KINDS
 
 START, END = "<!-- measured:start -->", "<!-- measured:end -->"

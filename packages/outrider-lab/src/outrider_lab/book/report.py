@@ -7,11 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider_lab.book import findings, pages, svg
 from outrider_lab.book.findings import Finding
 from outrider_lab.book.pages import Page
+from outrider_lab.certify.report import Row
 
 SHOWN = 40  #: rows of a table; longer ones go on in their CSV file
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from outrider.bench import machine
-from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
+from outrider_lab.bench import machine
 from outrider_lab.book.plan import BookRun
+from outrider_lab.certify.report import Row
 from outrider_lab.papers.record import folder
 
 RECORD = "runs.json"

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.bench.drawing import pyplot
-from outrider.bench.progress import bar
+from outrider.cli.console import bar
+from outrider.cli.drawing import pyplot
 from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 

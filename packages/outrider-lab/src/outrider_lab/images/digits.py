@@ -41,7 +41,7 @@ def texts() -> Tensor:
 def picture(tokens: list[int]) -> NDArray[np.float64]:
     """A text's pixels [8, 8], 0 .. 1; a class that a model wrote among them is black.
 
-    >>> picture([15] * 64).min()
+    >>> float(picture([15] * 64).min())
     1.0
     """
     levels = np.array(tokens, np.float64).reshape(SIDE, SIDE)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider import Engine, Root, SamplingParams, StopConditions
-from outrider.bench.progress import Show
+from outrider.cli.console import Show
 from outrider.drafters import DraftModel
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.guidance import GuidedModel

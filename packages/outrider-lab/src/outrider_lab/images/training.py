@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from outrider.bench.progress import Show
+from outrider.cli.console import Show
 from outrider.models.calibrate import cache_dir
 from outrider_lab.images.digits import NULL, PIXELS, VOCAB
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider import DraftModel, Engine, Speculator
-from outrider.bench import drawing
-from outrider.bench.intervals import Interval
-from outrider.bench.progress import Show
-from outrider.theory import length
+from outrider.cli import drawing
+from outrider.cli.console import Show
+from outrider_lab.bench.intervals import Interval
 from outrider_lab.papers import (
     alpha_drafters,
     alpha_measure,
@@ -33,6 +32,7 @@ from outrider_lab.papers.alpha_drafters import DRAFT, AlphaCopies
 from outrider_lab.papers.alpha_measure import LENIENCES, rule_at
 from outrider_lab.papers.alpha_tasks import Rows
 from outrider_lab.papers.record import Tables
+from outrider_lab.theory import length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

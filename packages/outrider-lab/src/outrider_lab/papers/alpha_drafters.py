@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider import DraftModel, SamplingParams, Speculator, ops
-from outrider.certify.laws import CertifiedText, score
 from outrider.drafters import ReferenceLookup
 from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.drafters.tree_drafting import inputs_for
@@ -26,6 +25,7 @@ from outrider.models.layer_subset_source import is_folder
 from outrider.models.weight_only import states_dtype
 from outrider.sampling.sampling_params import rows, warp
 from outrider.types import Drafter, LanguageModel
+from outrider_lab.certify.laws import CertifiedText, score
 from outrider_lab.papers.alpha_tasks import Rows, reads_sources
 from outrider_lab.tasks.arms import second_tenth
 

@@ -18,11 +18,12 @@ from outrider import (
     ops,
     verifiers,
 )
-from outrider.bench import intervals, measure
-from outrider.certify.laws import CertifiedText, score
+from outrider.cli import timeline
 from outrider.drafters.ngram_table import Table
 from outrider.engine.engine_run import EngineRun, Observer
 from outrider.types import Draft, LanguageModel, Scores, StepTensors, Verdict, Verifier
+from outrider_lab.bench import intervals, measure
+from outrider_lab.certify.laws import CertifiedText, score
 from outrider_lab.papers import record
 from outrider_lab.papers.alpha_drafters import AlphaCopies, AlphaSource, Sources
 from outrider_lab.papers.alpha_tasks import asked, length
@@ -264,7 +265,7 @@ def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
                 source.of.probs(context)
             found[name] = 1e3 * (time.perf_counter() - started) / 50 / step
             continue
-        timed = measure.Timed(source.of)
+        timed = timeline.Timed(source.of)
         chained = Engine(pair.engine.target, DraftModel(timed, (1,) * 4))
         decoded(chained, [task])
         before = timed.seconds

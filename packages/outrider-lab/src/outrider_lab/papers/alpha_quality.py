@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider import Engine, Request, Root, SamplingParams, Speculator
-from outrider.bench import intervals
 from outrider.types import Verifier
+from outrider_lab.bench import intervals
 from outrider_lab.equivalence import MARGIN, equivalence
 from outrider_lab.papers import record, score
 from outrider_lab.papers.alpha_drafters import AlphaCopies, AlphaSource, Sources

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider import Request, SamplingParams, Speculator, StopConditions
-from outrider.bench.prompts import read_rows
 from outrider.engine.batch import encoded
 from outrider.errors import ConfigurationError
 from outrider.speech.audio import look
@@ -13,6 +12,7 @@ from outrider.speech.speech_model import one_row
 from outrider.speech.transcriber import window_prompt
 from outrider.speech.windows import frames
 from outrider.text.prompts import PromptEncoder
+from outrider_lab.bench.prompts import read_rows
 from outrider_lab.recordings import KINDS
 from outrider_lab.tasks import prompts as shipped
 

@@ -12,8 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from outrider.bench import intervals, measure
-from outrider.bench.progress import Show
+from outrider.cli.console import Show
 from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.decode import Searched, search
@@ -23,6 +22,7 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.types import Drafter
+from outrider_lab.bench import intervals, measure
 from outrider_lab.papers import record
 
 WIDTHS = (1, 2, 5, 10)

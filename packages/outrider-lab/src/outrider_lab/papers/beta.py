@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from outrider import SamplingParams, Speculator, ops
-from outrider.bench import intervals
-from outrider.certify.laws import score
 from outrider.types import LanguageModel
+from outrider_lab.bench import intervals
+from outrider_lab.certify.laws import score
 from outrider_lab.papers import alpha_measure, record
 from outrider_lab.papers.alpha_drafters import AlphaSource
 from outrider_lab.papers.alpha_tasks import asked

@@ -17,15 +17,16 @@ from functools import partial
 from pathlib import Path
 
 from outrider import verifiers
-from outrider.bench import drawing, intervals, measure
-from outrider.bench.progress import Show
-from outrider.bench.prompts import read_rows
+from outrider.cli import drawing
+from outrider.cli.console import Show
 from outrider.drafters import DraftModel
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider_lab import bandwidth
+from outrider_lab.bench import intervals, measure
+from outrider_lab.bench.prompts import read_rows
 from outrider_lab.equivalence import MARGIN, equivalence
 from outrider_lab.papers import published, record
 from outrider_lab.papers.score_code import parses, similarity

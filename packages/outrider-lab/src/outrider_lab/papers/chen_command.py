@@ -40,7 +40,7 @@ def chen(
     ] = True,
 ) -> None:
     """Chen et al. 2023, table 1: time and score, greedy and nucleus, of two tasks."""
-    from outrider.bench.progress import bar
+    from outrider.cli.console import bar
     from outrider_lab.equivalence import MARGIN
     from outrider_lab.papers import chen as experiment
     from outrider_lab.papers.record import show

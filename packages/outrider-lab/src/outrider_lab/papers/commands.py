@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from outrider.bench.progress import bar
-from outrider.bench.prompts import read_prompts, read_rows
+from outrider.cli.console import bar
+from outrider_lab.bench.prompts import read_prompts, read_rows
 from outrider_lab.images.command import images
 from outrider_lab.papers import options
 from outrider_lab.papers.chen_command import chen
 from outrider_lab.papers.options import RESULTS
 from outrider_lab.papers.record import console, folder, show
 from outrider_lab.papers.wagner_command import wagner
+from outrider_lab.peers.command import peers
 from outrider_lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
@@ -329,6 +330,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "speed": speed,
     "tasks": tasks,
     "images": images,
+    "peers": peers,
 }
 
 

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider import verifiers
-from outrider.bench import drawing, intervals, measure
-from outrider.bench.progress import Show
+from outrider.cli import drawing
+from outrider.cli.console import Show
 from outrider.drafters import DraftModel
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
+from outrider_lab.bench import intervals, measure
 from outrider_lab.papers import published, record
 
 #: Chen's middle panel: accepted tokens and the one more, of the most that a call can give. At K = 0

@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 from outrider import SamplingParams, Speculator, Stop
-from outrider.bench import intervals
-from outrider.bench.progress import Show
+from outrider.cli.console import Show
 from outrider.models import layer_subset
 from outrider.models.early_exit import part
 from outrider.models.flops import empty
 from outrider.models.sources import ModelSource
 from outrider.models.tree_inputs import causal
 from outrider.text.tokens import encode
-from outrider.theory import length
 from outrider.types import LanguageModel, Nodes
+from outrider_lab.bench import intervals
 from outrider_lab.papers import record
+from outrider_lab.theory import length
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  #: of the layers that are left out
 EXITS = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 14 / 15)  #: layers that are run, of all

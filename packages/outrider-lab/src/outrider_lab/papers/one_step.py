@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider import StopConditions, ops, verifiers
-from outrider.bench import drawing
+from outrider.cli import drawing
 from outrider.drafters import Beam, DraftModel, HubTree
 from outrider.engine import step
 from outrider.engine.request import Request

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from outrider.certify.report import Row
+from outrider_lab.certify.report import Row
 
 #: target, draft, task of Jeon's tables that stand in pictures, unless others are asked for
 REFERENCE = ("Llama 2-7B", "115M", "XSum")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, ParamSpec
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench import machine, progress
-from outrider.certify.report import Row as Row
+from outrider.cli import console as consoles
 from outrider.errors import ConfigurationError
 from outrider.shipped import CORRECTOR, is_shipped
+from outrider_lab.bench import machine
+from outrider_lab.certify.report import Row as Row
 
 if TYPE_CHECKING:
     from outrider.loading import Notes
@@ -29,7 +30,7 @@ class Store:
     """One JSON line per finished measurement, found again by its key when a run is resumed."""
 
     def __init__(self, where: Path, name: str, settings: Row) -> None:
-        from outrider.certify.matrix import read_results
+        from outrider_lab.certify.matrix import read_results
 
         self.folder, self.name, self.settings = folder(where), name, settings
         self.path = where / f"{name}.jsonl"
@@ -75,7 +76,7 @@ class Store:
                 writer.writerows(rows)
 
 
-console = progress.console()
+console = consoles.console()
 if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 

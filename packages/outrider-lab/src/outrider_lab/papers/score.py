@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.bench import intervals
 from outrider.errors import ConfigurationError
+from outrider_lab.bench import intervals
 
 Compute = Callable[[Sequence[str], Sequence[str]], float]
 

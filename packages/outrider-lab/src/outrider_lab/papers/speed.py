@@ -9,11 +9,11 @@ it can be passed by a little.
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.bench import measure
-from outrider.bench.progress import Show
+from outrider.cli.console import Show
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
+from outrider_lab.bench import measure
 from outrider_lab.papers import record
 
 PLAIN, SPECULATIVE = "plain", "speculative"

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, verifiers
-from outrider.bench import drawing, intervals, measure
-from outrider.bench.progress import Show
-from outrider.theory import length
+from outrider.cli import drawing, timeline
+from outrider.cli.console import Show
+from outrider_lab.bench import intervals
 from outrider_lab.papers import alpha_measure, alpha_tasks, beta, published, record, tree_tables
 from outrider_lab.papers.alpha_tasks import asked
 from outrider_lab.papers.record import Tables
+from outrider_lab.theory import length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +131,7 @@ def counted(
     seed: int,
 ) -> record.Row:
     """For each task: tokens, calls of both models and tokens that they read, prompts left out."""
-    target, draft = measure.Timed(pair.engine.target), measure.Timed(record.draft_of(pair))
+    target, draft = timeline.Timed(pair.engine.target), timeline.Timed(record.draft_of(pair))
     rule = verifiers.get("rejection" if law.temperature else "match")
     engine = Engine(target, DraftModel(draft, (1,) * gamma), rule)
     found: record.Row = {name: [] for name in ("tokens", "calls", "read", "drafts", "draft read")}

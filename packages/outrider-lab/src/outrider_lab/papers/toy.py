@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.bench import drawing
-from outrider.theory import node, transport
-from outrider.theory.node import Array
+from outrider.cli import drawing
 from outrider_lab.papers import published, record
+from outrider_lab.theory import node, transport
+from outrider_lab.theory.node import Array
 
 #: One draft, or two, at one node. At one node `block` and `traversal` accept what `rejection` does.
 METHODS: dict[str, Callable[[Array, Array], Array | float]] = {

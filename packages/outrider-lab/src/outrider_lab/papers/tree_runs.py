@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider import verifiers
-from outrider.bench.progress import Show
+from outrider.cli.console import Show
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from outrider.bench import drawing, intervals
-from outrider.bench.progress import Show
+from outrider.cli import drawing
+from outrider.cli.console import Show
 from outrider.models.flops import empty
 from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
-from outrider.theory.length import memory_bound_speedup
+from outrider_lab.bench import intervals
 from outrider_lab.papers import record, tree_published, tree_runs
 from outrider_lab.papers.record import Tables
 from outrider_lab.papers.tree_runs import Groups, Measured, Prompts, TreePlan, efficiency
 from outrider_lab.papers.trees import PLAIN, TreeArm
+from outrider_lab.theory.length import memory_bound_speedup
 
 #: whose block efficiency is compared: the first is said to be the better
 PAIRS = (

@@ -23,8 +23,6 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import utils as _utils
 
-from outrider.bench import intervals, measure
-from outrider.bench.intervals import Interval
 from outrider.integrations.transformers import (
     NAME,
     asked,
@@ -33,8 +31,10 @@ from outrider.integrations.transformers import (
     speculative_sampling,
     theirs,
 )
-from outrider.ops.baselines import Paper
 from outrider_lab import profiling
+from outrider_lab.baselines import Paper
+from outrider_lab.bench import intervals, measure
+from outrider_lab.bench.intervals import Interval
 from outrider_lab.papers.record import Row
 from outrider_lab.papers.wagner_pairs import WagnerPair
 

@@ -70,7 +70,7 @@ def wagner(
     ] = None,
 ) -> None:
     """Wagner et al. 2024, tables 1-8: verification time in transformers' assisted generation."""
-    from outrider.bench.drawing import pyplot
+    from outrider.cli.drawing import pyplot
     from outrider_lab.papers import wagner_pictures, wagner_tables
     from outrider_lab.papers.record import Store, console, folder, show
     from outrider_lab.papers.score import ready
@@ -125,8 +125,8 @@ def _pair(
     quick: bool,
 ) -> "WagnerPair":
     """The pair, after everything that can be refused before weights are read."""
-    from outrider.bench.prompts import read_rows
     from outrider.models.sources import DTYPES, usable
+    from outrider_lab.bench.prompts import read_rows
     from outrider_lab.papers.wagner_pairs import load_pair, shipped_pair
 
     if recordings is not None and (prompts is not None or target is None or draft is None):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.bench import measure
-from outrider.certify.report import Row
 from outrider.loading import load
 from outrider.speech.result import TranscriptStats
 from outrider.stats import RequestStats
 from outrider.text.speculator import Speculator
+from outrider_lab.bench import measure
+from outrider_lab.certify.report import Row
 from outrider_lab.papers.wagner_pairs import WagnerPair
 from outrider_lab.recordings import SpokenText
 

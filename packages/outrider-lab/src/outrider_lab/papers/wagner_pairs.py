@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outrider.bench.prompts import read_rows
 from outrider.errors import ConfigurationError
 from outrider.models import layer_subset
 from outrider.models.config import read
@@ -19,6 +18,7 @@ from outrider.models.foreign_errors import first_line
 from outrider.models.sources import ModelSource
 from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import shipped
+from outrider_lab.bench.prompts import read_rows
 from outrider_lab.papers.score import ROUGE_1, Score
 from outrider_lab.recordings import SpokenText
 from outrider_lab.tasks.prompts import tasks, token_ids

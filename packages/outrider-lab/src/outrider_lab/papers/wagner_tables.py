@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from outrider.ops.baselines import Paper
+from outrider_lab.baselines import Paper
 from outrider_lab.papers import published
 from outrider_lab.papers.record import Row, Tables
 from outrider_lab.papers.wagner import (

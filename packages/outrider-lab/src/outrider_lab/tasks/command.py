@@ -1,10 +1,11 @@
 """`outrider bench tasks`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider.bench.progress import bar
+from outrider.cli.console import bar
 from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 
@@ -39,8 +40,12 @@ def tasks(
         str | None,
         typer.Option(help="Layers that layer_skip leaves out, e.g. 3,4,5. Default: one tenth."),
     ] = None,
+    problems: Annotated[
+        Path | None,
+        typer.Option("--human-eval", help="HumanEval.jsonl.gz, in place of the shipped prompts."),
+    ] = None,
     each: Annotated[
-        int | None, typer.Option(min=1, help="Prompts of each kind. Default: all twenty.")
+        int | None, typer.Option(min=1, help="Prompts of each kind, or problems. Default: all.")
     ] = None,
     new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", "-n", min=1, help="Default: 128.")
@@ -65,7 +70,9 @@ def tasks(
     from outrider_lab.papers.record import show
     from outrider_lab.tasks import experiment
 
-    asked = experiment.ExperimentRequest(target, draft, drafters, table, skip, dtype, threads)
+    asked = experiment.ExperimentRequest(
+        target, draft, drafters, table, skip, dtype, threads, problems
+    )
     amount = experiment.amount(quick, new_tokens, temperature, seed, run_code)
     count = each or (4 if quick else None)
     with bar("tasks") as progress:

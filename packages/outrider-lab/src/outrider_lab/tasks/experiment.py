@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.bench import drawing
-from outrider.bench.progress import Show
-from outrider.certify.report import Row
+from outrider.cli import drawing
+from outrider.cli.console import Show
 from outrider.drafters.ngram_file import opened
 from outrider.engine.speculation_policy import FixedLength
 from outrider.errors import ConfigurationError
 from outrider.loading import load
 from outrider.text.speculator import Speculator
+from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
 from outrider_lab.papers.options import layers_of
 from outrider_lab.tasks import picture, prompts, scores, spec_bench, tables
@@ -30,6 +30,7 @@ class ExperimentRequest:
     skip: str | None = None
     dtype: str = "auto"
     threads: int = 1
+    human_eval: Path | None = None
 
 
 def amount(
@@ -61,7 +62,10 @@ def run(
     scores.needed(amount.run_code)
     if pictures:
         drawing.pyplot()
-    tasks = prompts.tasks(each)
+    if asked.human_eval is None:
+        tasks = prompts.tasks(each)
+    else:
+        tasks = prompts.human_eval(asked.human_eval, each)
     chosen = None if asked.drafters is None else asked.drafters.split(",")
     base = load(asked.target, asked.draft, dtype=asked.dtype, threads=asked.threads)
     target = base.engine.target
@@ -80,9 +84,12 @@ def run(
         "layers left out": list(skip),
         DEFAULT: _default(base),
     }
+    if asked.human_eval is not None:
+        more["prompts"] = "HumanEval"
     store = store_of(out, base, amount, more)
     answers = measure(base, made.engines, tasks, amount, store, progress)
     found = {
+        "arms": tables.arms(answers, clock(base)),
         "speed": tables.speeds(answers, clock(base)),
         "scores": tables.main_scores(answers),
         "all scores": tables.other_scores(answers),
@@ -106,6 +113,7 @@ def _titles(prompts: int, amount: TasksAmount, clock: str) -> dict[str, str]:
     by = "one thread's CPU time" if clock == "cpu_time" else "by the wall clock"
     size = f"prompts 1 to {prompts}, up to {amount.new_tokens} tokens"
     return {
+        "arms": f"what arms take and get: {size}, whole calls, {by}",
         "speed": f"times faster than plain decoding, by kind of prompt: {size}, whole calls, {by}",
         "scores": f"what the answers are worth, the main score of each kind: {size}",
         "all scores": "every score, means",

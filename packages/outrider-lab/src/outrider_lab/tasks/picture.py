@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from outrider.bench import drawing
-from outrider.bench.intervals import Interval
+from outrider.cli import drawing
+from outrider_lab.bench.intervals import Interval
 from outrider_lab.tasks.prompts import KINDS
 
 MARKS = "osD^v<>PXph*"

@@ -11,16 +11,18 @@ A line has Spec-Bench's `question_id`, `category` and `turns`, and what a score 
 Spec-Bench's categories (Xia et al. 2024) these are qa, summarization, writing, coding, extraction.
 """
 
+import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.certify.report import Row
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, PromptError
 from outrider.text.tokens import encode
+from outrider_lab.certify.report import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,6 +43,7 @@ class PromptTask:
     reference: str = ""
     answers: list[list[str]] = field(default_factory=list)  #: one word of each group must be there
     name: str = ""  #: of the function that is asked for
+    header: str = ""  #: Python ahead of the answer's: what the function's signature needs
     tests: list[str] = field(default_factory=list)  #: Python expressions that must be true
     format: str = ""  #: json or list
     schema: Row = field(default_factory=dict)  #: JSON schema of the answer, or of a list's lines
@@ -58,6 +61,35 @@ def tasks(each: int | None = None) -> list[PromptTask]:
     if each is not None and not 1 <= each <= most:
         raise ConfigurationError(f"there are 1 to {most} prompts of every kind; got {each}")
     return every[: None if each is None else each * len(KINDS)]
+
+
+def human_eval(path: Path, count: int | None = None) -> list[PromptTask]:
+    """The first problems of a file of HumanEval (Chen et al. 2021), JSON lines, gzip or not.
+
+    The model is asked to complete the function; what it writes stands behind the imports of the
+    problem, and the problem's own `check` is run on it.
+
+    Raises PromptError for a file that is none.
+    """
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [_problem(number, row) for number, row in enumerate(rows[:count])]
+    except (OSError, ValueError, KeyError, EOFError, zlib.error) as error:
+        raise PromptError(
+            f"no file of HumanEval; got {str(path)!r}: {error}; give HumanEval.jsonl.gz of the "
+            "package human-eval"
+        ) from error
+
+
+def _problem(number: int, row: Row) -> PromptTask:
+    name, asked = row["entry_point"], row["prompt"]
+    # definitions that come first are used by the function, and models seldom repeat them
+    header = asked[: asked.rindex(f"def {name}(")]
+    check = f"exec({row['test']!r}, globals()) is None and check({name}) is None"
+    words = f"Complete this function. Answer with the whole function.\n\n```python\n{asked}```"
+    return PromptTask(number, "coding", "code", [words], name=name, header=header, tests=[check])
 
 
 def token_ids(tokenizer: "PreTrainedTokenizerBase", turns: Sequence[str]) -> list[int]:

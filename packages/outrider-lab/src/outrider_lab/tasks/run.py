@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from outrider import Engine, SamplingParams, StopConditions
-from outrider.bench.measure import turns
-from outrider.bench.progress import Show
-from outrider.certify.report import Row
+from outrider.cli.console import Show
 from outrider.drafters import ReferenceLookup
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
+from outrider_lab.bench.measure import turns
+from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
 from outrider_lab.tasks import scores
 from outrider_lab.tasks.prompts import PromptTask, token_ids
@@ -31,6 +31,7 @@ class TasksAmount:
     temperatures: tuple[float, ...] = (0.0, 0.7)
     seed: int = 0
     run_code: bool = True  #: whether tests of code are run
+    scored: bool = True  #: whether answers are
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def _answered(
     """One answer, scored."""
     how = SamplingParams(t, seed=amount.seed + task.question_id)
     row = _decode(base, engine, task, prompt, how, amount.new_tokens)
-    worth = scores.scores(task, row["text"], row["ids"], amount.run_code)
+    worth = {}
+    if amount.scored:
+        worth = scores.scores(task, row["text"], row["ids"], amount.run_code)
     return row | {"scores": worth, "finished": time.time()}
 
 

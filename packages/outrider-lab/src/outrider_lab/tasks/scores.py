@@ -18,8 +18,8 @@ import re
 import sys
 from collections.abc import Sequence
 
-from outrider.bench.compare import looping
 from outrider.errors import ConfigurationError
+from outrider_lab.bench.compare import looping
 from outrider_lab.papers import score
 from outrider_lab.tasks import sandbox
 from outrider_lab.tasks.prompts import PromptTask
@@ -70,7 +70,7 @@ def scores(
         found = [any(word in lower for word in group) for group in task.answers]
         return {"answered": sum(found) / len(found)}
     if task.kind == "code":
-        code = unfenced(answer)
+        code = task.header + unfenced(answer)
         parsed = {"parses": float(_parses(code))}
         return ({"passes": float(sandbox.passes(code, task.tests))} if run else {}) | parsed
     if task.kind == "list":

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from outrider.certify.report import Row
+from outrider_lab.certify.report import Row
 from outrider_lab.tasks.prompts import PromptTask
 from outrider_lab.tasks.run import TaskAnswers
 

@@ -8,9 +8,9 @@ one-sided tests with MARGIN (`lab.equivalence`).
 import statistics
 from collections.abc import Sequence
 
-from outrider.bench import intervals
-from outrider.bench.intervals import Interval
-from outrider.certify.report import Row
+from outrider_lab.bench import intervals
+from outrider_lab.bench.intervals import Interval
+from outrider_lab.certify.report import Row
 from outrider_lab.equivalence import MARGIN, equivalence
 from outrider_lab.tasks.arms import PLAIN
 from outrider_lab.tasks.prompts import KINDS
@@ -37,11 +37,38 @@ def _ms(row: Row, clock: str) -> float:
 def by_kind(answers: TaskAnswers, ratios: Sequence[float]) -> dict[str, Interval]:
     """An arm's speed over plain decoding by kind of prompt."""
     found: dict[str, Interval] = {}
-    for kind in KINDS:
+    for kind in dict.fromkeys(task.kind for task in answers.tasks):
         pairs = zip(ratios, answers.tasks, strict=True)
         picked = [ratio for ratio, task in pairs if task.kind == kind]
         if picked:
             found[kind] = intervals.typical(picked)
+    return found
+
+
+def arms(answers: TaskAnswers, clock: str) -> list[Row]:
+    """A row for each temperature and arm, plain decoding's too: time, block efficiency, pass@1.
+
+    `ms a token` is the sum of times over the sum of tokens; `tokens a call` counts the token that
+    the target adds itself; pass@1 is the share of code that passes its tests, one answer each.
+    """
+    found: list[Row] = []
+    for (t, arm), rows in answers.rows.items():
+        tokens = [float(len(row["ids"])) for row in rows]
+        took = intervals.quotient([1e3 * row[clock] for row in rows], tokens, intervals.LOG)
+        calls = intervals.quotient(tokens, [row["steps"] for row in rows], intervals.LOG)
+        row: Row = {
+            "T": t,
+            "drafter": arm,
+            "ms a token": shown(took),
+            "tokens a call": shown(calls),
+        }
+        passed = [row["scores"]["passes"] for row in rows if "passes" in row["scores"]]
+        if passed:
+            row["pass@1"] = shown(intervals.mean(passed, intervals.SHARE))
+        plain = answers.rows[t, PLAIN]
+        same = sum(a["ids"] == b["ids"] for a, b in zip(rows, plain, strict=True))
+        row |= {"texts as plain": f"{same} of {len(rows)}", "prompts": len(rows)}
+        found.append(row)
     return found
 
 

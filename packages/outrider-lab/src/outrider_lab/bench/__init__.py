@@ -1,0 +1,1 @@
+"""What experiments measure with: timed comparisons, intervals, prompts, rates."""

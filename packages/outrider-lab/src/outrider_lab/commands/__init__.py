@@ -1,0 +1,1 @@
+"""Commands of `outrider` that this distribution brings, by entry points."""

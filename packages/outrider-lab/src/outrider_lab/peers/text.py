@@ -1,0 +1,266 @@
+"""Prompts on the same file, engine by engine in turn: time for a token, first token, memory."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.console import Show
+from outrider_lab.bench import intervals
+from outrider_lab.certify.report import Row
+from outrider_lab.papers.record import Store
+from outrider_lab.peers.engines import LLAMA, OPENVINO, TRANSFORMERS, EngineGone, EngineProcess
+
+PLAIN, DEFAULT, DRAFT = "outrider, plain", "outrider, nothing set", "outrider, draft model"
+LLAMA_PLAIN = "llama.cpp"
+MODES = ("NGRAM_SIMPLE", "NGRAM_CACHE", "NGRAM_MAP_K", "NGRAM_MOD")
+_COMPILING, _PATIENCE = "still being compiled", 4
+FIRSTS = 6  #: prompts whose first token is timed apart, which reads them once more
+WIDTHS = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """What is measured of one file.
+
+    model, draft  GGUF files
+    own, peer     the Python of our process, and of the others'
+    cores         that every process is pinned to; () none
+    modes         of llama.cpp besides plain decoding and its draft model
+    engines       names of the peers that are there
+    """
+
+    model: Path
+    draft: Path | None
+    own: str
+    peer: str
+    engines: tuple[str, ...]
+    modes: tuple[str, ...] = MODES
+    cores: tuple[int, ...] = (0,)
+    dtype: str = "auto"
+    tokens: int = 64
+
+    @property
+    def threads(self) -> int:
+        """As many as cores."""
+        return max(len(self.cores), 1)
+
+
+def title_of(model: Path) -> str:
+    """What a file is called on the page; one that says nothing is called after its folder.
+
+    >>> title_of(Path("qwen/model.gguf")), title_of(Path("a/qwen.Q8_0.gguf"))
+    ('qwen', 'qwen.Q8_0.gguf')
+    """
+    return model.parent.name if model.stem == "model" else model.name
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way of decoding: the process that does it, and what it is asked besides."""
+
+    name: str
+    python: str
+    words: dict[str, Any]
+    ask: dict[str, Any] = field(default_factory=dict)
+
+
+def arms(asked: TextRequest) -> list[Arm]:
+    """Every way that the engines which are there can decode this file."""
+    usual: dict[str, Any] = {
+        "model": str(asked.model),
+        "threads": asked.threads,
+        "cores": list(asked.cores),
+    }
+    draft = {} if asked.draft is None else {"draft": str(asked.draft)}
+    mine = usual | {"engine": "outrider", "dtype": asked.dtype}
+    found = [
+        Arm(PLAIN, asked.own, mine, {"way": "plain"}),
+        Arm(DEFAULT, asked.own, mine, {"way": "default"}),
+    ]
+    if draft:
+        found.append(Arm(DRAFT, asked.own, mine | draft, {"way": "default"}))
+    if LLAMA.name in asked.engines:
+        words = usual | {"engine": LLAMA.name}
+        for mode in ("NONE", *asked.modes):
+            name = LLAMA_PLAIN if mode == "NONE" else f"llama.cpp {mode}"
+            found.append(Arm(name, asked.peer, words | {"mode": mode}))
+        if draft:
+            more = words | draft | {"mode": "DRAFT_SIMPLE"}
+            found.append(Arm("llama.cpp, draft model", asked.peer, more))
+    for engine, dtype in ((OPENVINO.name, "auto"), (TRANSFORMERS.name, "float32")):
+        if engine in asked.engines:
+            python = asked.own if engine == TRANSFORMERS.name else asked.peer
+            words = usual | {"engine": engine, "dtype": dtype}
+            found.append(Arm(engine, python, words | {"mode": "NONE"}))
+            found.append(Arm(f"{engine}, lookup", python, words | {"mode": "PROMPT_LOOKUP"}))
+    return found
+
+
+@dataclass
+class TextFigures:
+    """What came of one file: rows of every arm by prompt, starts, and why some arms are left out.
+
+    rows    cpu, wall, tokens, text, memory; of the first FIRSTS prompts first_cpu and first_wall,
+            a call for one token
+    starts  cpu, wall, memory by arm; `first` of ours with nothing in the cache
+    steps   milliseconds of our steps by nodes
+    """
+
+    kinds: list[str]
+    rows: dict[str, list[Row]]
+    starts: dict[str, Row]
+    left_out: dict[str, str]
+    steps: dict[int, float]
+
+
+def run(
+    asked: TextRequest,
+    prompts: Sequence[tuple[str, list[int]]],
+    store: Store,
+    progress: Show,
+) -> TextFigures:
+    """Measure what the store does not have yet: prompt by prompt, arm by arm."""
+    title = title_of(asked.model)
+    found = TextFigures([kind for kind, _ in prompts], {}, {}, {}, {})
+    processes: dict[str, EngineProcess] = {}
+    every = arms(asked)
+    try:
+        for arm in every:
+            key = str(arm.words)
+            try:
+                if key not in processes:
+                    progress(f"{title}: {arm.name} starts", 0, 1)
+                    processes[key] = started(arm)
+                    processes[key].ask(prompt=prompts[0][1], tokens=8, **arm.ask)  # warm
+            except EngineGone as gone:
+                found.left_out[arm.name] = str(gone)
+                continue
+            found.rows[arm.name] = []
+            process = processes[key]
+            found.starts[arm.name] = store.get(f"{title}: start of {arm.name}", _started, process)
+        mine = processes[str(every[0].words)]
+        steps = store.get(f"{title}: steps", mine.ask, widths=WIDTHS)["ms"]
+        found.steps = {int(n): ms for n, ms in steps.items()}
+        found.starts["first"] = store.get(f"{title}: first start", _first_start, every[0])
+        here = [arm for arm in every if arm.name in found.rows]
+        many = len(prompts) * len(here)
+        for number, (_, prompt) in enumerate(prompts):
+            for place, arm in enumerate(here):
+                progress(f"{title}: {arm.name}", number * len(here) + place, many)
+                key = f"{title}: {arm.name}, prompt {number}"
+                process = processes[str(arm.words)]
+                row = store.get(key, _answered, process, arm, prompt, asked.tokens, number < FIRSTS)
+                found.rows[arm.name].append(row)
+    finally:
+        for process in processes.values():
+            process.close()
+    return found
+
+
+def started(arm: Arm) -> EngineProcess:
+    """Its process; ours with compiled kernels, which a busy machine's first start may not have."""
+    for _ in range(_PATIENCE):
+        process = EngineProcess(arm.python, arm.words)
+        if _COMPILING not in str(process.ready["means"]):
+            break
+        process.close()
+    return process
+
+
+def _started(process: EngineProcess) -> Row:
+    return {"wall": process.start, "cpu": process.ready["cpu"], "means": process.ready["means"]}
+
+
+def _first_start(arm: Arm) -> Row:
+    """Ours with an empty cache folder: what is compiled and measured once, is so now."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = EngineProcess(arm.python, arm.words, {"XDG_CACHE_HOME": folder})
+        found = _started(process)
+        process.close()
+    return found
+
+
+def _answered(process: EngineProcess, arm: Arm, prompt: list[int], tokens: int, apart: bool) -> Row:
+    """One answer; `apart`: its first token besides, by a call of its own."""
+    whole = process.ask(prompt=prompt, tokens=tokens, **arm.ask)
+    names = ("cpu", "wall", "tokens", "text", "memory", "steps")
+    row: Row = {name: whole[name] for name in names if name in whole}
+    if apart:
+        first = process.ask(prompt=prompt, tokens=1, **arm.ask)
+        row |= {"first_cpu": first["cpu"], "first_wall": first["wall"]}
+    return row
+
+
+def best_peer(found: TextFigures) -> str | None:
+    """The other engine's way with the least processor time in sum; None if none is there."""
+    theirs = [name for name in found.rows if not name.startswith("outrider")]
+    return min(theirs, key=lambda name: _token(found.rows[name]), default=None)
+
+
+def _token(rows: Sequence[Row], name: str = "cpu") -> float:
+    """Milliseconds a token of whole calls."""
+    return float(1e3 * sum(row[name] for row in rows) / sum(row["tokens"] for row in rows))
+
+
+def _after_first(rows: Sequence[Row]) -> float:
+    """Milliseconds of processor time a token behind the first, where that is known."""
+    apart = [row for row in rows if "first_cpu" in row]
+    spent: float = sum(row["cpu"] - row["first_cpu"] for row in apart)
+    return 1e3 * spent / max(sum(int(row["tokens"]) - 1 for row in apart), 1)
+
+
+def table(found: TextFigures) -> list[Row]:
+    """A row for each arm; `against` is the best peer's time over the arm's, with its interval."""
+    best = best_peer(found)
+    return [_row(found, name, best) for name in found.rows]
+
+
+def _row(found: TextFigures, name: str, best: str | None) -> Row:
+    rows, plain = found.rows[name], found.rows[PLAIN]
+    firsts = sorted(1e3 * row["first_wall"] for row in rows if "first_wall" in row)
+    row: Row = {
+        "engine": name,
+        "ms a token, CPU": _token(rows),
+        "wall": _token(rows, "wall"),
+        "behind the first token": _after_first(rows),
+        "first token, ms (median)": firsts[len(firsts) // 2],
+        "peak MB": max(one["memory"] for one in rows),
+        "start, s": found.starts[name]["wall"],
+    }
+    if best is not None:
+        row["times the best other's speed"] = _times(found.rows[best], rows)
+    row["times our plain"] = _times(plain, rows)
+    slowest = min(_token([a]) / _token([b]) for a, b in zip(plain, rows, strict=True))
+    row["worst prompt, of our plain"] = slowest
+    row["texts as our plain"] = f"{same_texts(plain, rows)} of {len(rows)}"
+    return row
+
+
+def _times(others: Sequence[Row], mine: Sequence[Row]) -> str:
+    """How many times faster in sum, as '1.52 [1.40, 1.66]'."""
+
+    def value(units: Sequence[int]) -> float:
+        return _token([others[n] for n in units]) / _token([mine[n] for n in units])
+
+    ratio = intervals.interval(value, len(mine), intervals.LOG)
+    return f"{ratio.value:.2f} {ratio.text(2)}".rstrip()
+
+
+def same_texts(one: Sequence[Row], other: Sequence[Row]) -> int:
+    """How many texts are the same, but for white space at their ends."""
+    return sum(a["text"].strip() == b["text"].strip() for a, b in zip(one, other, strict=True))
+
+
+def by_kind(found: TextFigures) -> list[Row]:
+    """Milliseconds of processor time a token, by kind of prompt."""
+    kinds = list(dict.fromkeys(found.kinds))
+    return [
+        {"engine": name} | {kind: _token(list(_of(found, name, kind))) for kind in kinds}
+        for name in found.rows
+    ]
+
+
+def _of(found: TextFigures, name: str, kind: str) -> Iterator[Row]:
+    return (row for row, its in zip(found.rows[name], found.kinds, strict=True) if its == kind)

@@ -1,1 +1,0 @@
-"""What commands measure with: timed comparisons, intervals, prompts, rates, pictures."""

@@ -1,0 +1,157 @@
+"""The selective scan, the recurrence of Mamba-1 (Gu and Dao 2023): a decay for each element.
+
+    S <- exp(dt A) S + (dt x) B';    out = S C + D x
+
+Mamba, Falcon-Mamba, Jamba, and Zamba with several heads of it in a layer. transformers' scan of
+several tokens has no argument for a state to start from: the handle is the one that its mixer asked
+the cache for last.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from outrider.models.recurrent.elementwise import ElementwiseState
+from outrider.models.recurrent.hooks import Function, StateHandle, asked
+
+
+class SelectiveScan(ElementwiseState):
+    """dt [B, Q, I], dt x [B, Q, I], B and C [B, Q, N]; A [I, N] is the layer's."""
+
+    def __init__(self, a_IN: Tensor) -> None:
+        self._a_IN = a_IN.float()
+
+    def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Of a row's state, and of one node's entries in the log."""
+        dt, _, b, _ = inputs
+        return (dt.shape[2], b.shape[2]), ((dt.shape[2],), (dt.shape[2],), (b.shape[2],))
+
+    def entries(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """All but what the state is read with."""
+        return inputs[:3]
+
+    def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
+        """The state behind one node, written to `into`: it may be `state`."""
+        dt, added, b = entries
+        decay = (dt[..., None] * self._a_IN).exp_()
+        made = torch.mul(state, decay, out=decay if into is None else into)
+        return made.addcmul_(added[..., None], b[:, None])
+
+    def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
+        """No time passes in other rows: times one, plus zero."""
+        dt, added, b = entries
+        off = ~on_B[:, None]
+        return [dt.masked_fill(off, 0.0), added.masked_fill(off, 0.0), b]
+
+    def output(self, before: Tensor, behind: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """S C of the state behind the token."""
+        return (behind @ inputs[3][..., None])[..., 0]
+
+
+def _over(
+    handle: StateHandle,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    z: Tensor | None,
+) -> Tensor:
+    """Outputs [B, Q, I] of tables [B, Q, I] and [B, Q, N]."""
+    wide = x.float()
+    out = handle.recur(SelectiveScan(a), dt, dt * wide, b.float(), c.float())
+    if d is not None:
+        out = out + wide * d.float()
+    return out if z is None else out * silu(z.float())
+
+
+def _steps(dt: Tensor, bias: Tensor | None, plus: bool) -> Tensor:
+    dt = dt.float() if bias is None else dt.float() + bias.float()
+    return softplus(dt) if plus else dt
+
+
+def wrap_scan(theirs: Function) -> Function:
+    """`mamba_selective_scan` that goes on from the handle that this thread's mixer asked for."""
+
+    def mamba_selective_scan(
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **more: object,
+    ) -> object:
+        handle = asked()
+        if handle is None:
+            return theirs(
+                hidden_states,
+                dt,
+                A,
+                B,
+                C,
+                D=D,
+                z=z,
+                delta_bias=delta_bias,
+                delta_softplus=delta_softplus,
+                return_last_state=return_last_state,
+                **more,
+            )
+        dt = _steps(dt.mT, delta_bias, delta_softplus)
+        out = _over(handle, hidden_states.mT, dt, A, B.mT, C.mT, D, None if z is None else z.mT).mT
+        if not return_last_state:
+            return out
+        return out, out.new_empty(out.shape[0], 0)  # of several heads they are stacked, and ignored
+
+    return mamba_selective_scan
+
+
+def wrap_update(theirs: Function) -> Function:
+    """`mamba_selective_state_update` that takes a handle: one token goes the way of several."""
+
+    def mamba_selective_state_update(
+        state: Tensor | StateHandle,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **more: object,
+    ) -> object:
+        if not isinstance(state, StateHandle):
+            return theirs(
+                state,
+                hidden_states,
+                dt,
+                A,
+                B,
+                C,
+                D,
+                dt_bias=dt_bias,
+                dt_softplus=dt_softplus,
+                z=z,
+                **more,
+            )
+        dt = _steps(dt[:, None], dt_bias, dt_softplus)
+        gate = None if z is None else z[:, None]
+        out = _over(state, hidden_states[:, None], dt, A, B[:, None], C[:, None], D, gate)[:, 0]
+        return out.to(hidden_states.dtype)
+
+    return mamba_selective_state_update
+
+
+WRAPPERS: Mapping[str, Function] = {
+    "mamba_selective_scan": wrap_scan,
+    "mamba_selective_state_update": wrap_update,
+}
