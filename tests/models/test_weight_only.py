@@ -86,7 +86,7 @@ def test_what_is_no_layer_gets_the_numbers():
     assert torch.equal(weight[torch.tensor([4, 0])], numbers[[4, 0]])
     assert torch.equal(weight * 2, numbers * 2)
     assert torch.equal(weight.T @ numbers, numbers.T @ numbers)
-    assert weight.detach() is weight
+    assert weight.detach().record is weight.record
     assert "q8_0" in repr(weight)
 
 
@@ -172,6 +172,17 @@ def test_products_round_what_is_asked_for_and_in_8_bits():
             assert 1e-3 < gap(rounded, plain) < 0.02
         else:
             assert torch.equal(rounded, plain)
+
+
+@needs_kernels
+def test_a_weight_that_is_lent_is_no_parameter_of_its_borrower():
+    """As heads borrow their target's embedding."""
+    model = kept(llama(**WIDE), "int8")
+    borrower = torch.nn.Module()
+    borrower.lent = model.get_input_embeddings().weight.detach()
+    assert isinstance(borrower.lent, WeightOnlyTensor)
+    assert not list(borrower.parameters())
+    assert borrower.lent.record is model.get_input_embeddings().weight.record
 
 
 @needs_kernels

@@ -159,8 +159,11 @@ def _index(weight: object, at: object) -> Any:
     return weight.record.rows(at)
 
 
-def _itself(weight: Tensor) -> Any:
-    return weight if isinstance(weight, WeightOnlyTensor) else NotImplemented
+def _detached(weight: Tensor) -> Any:
+    """Another one of the same record: a parameter is none any more, as of any tensor."""
+    if not isinstance(weight, WeightOnlyTensor):
+        return NotImplemented
+    return WeightOnlyTensor(weight.record, weight.transposed)
 
 
 def _turned(weight: Tensor) -> Any:
@@ -174,7 +177,7 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
     F.embedding: _embedding,
     torch.addmm: _addmm,
     torch.Tensor.__getitem__: _index,
-    torch.Tensor.detach: _itself,
+    torch.Tensor.detach: _detached,
     torch.Tensor.T.__get__: _turned,  # type: ignore[attr-defined]
 }
 
