@@ -28,9 +28,8 @@ import outrider
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.drafters import Cascade, LayerSkip, Lookahead, NgramTable, NgramTree, Random, Suffix
 from outrider.drafters.draft_sampling import Tempered, Warp
-from outrider.drafters.ngram_file import read
-from outrider.drafters.ngram_table import Table, count
-from outrider.models.early_exit import part
+from outrider.drafters.layer_skip import part
+from outrider.drafters.ngram_table import Table, count, read
 from outrider.shipped import shipped
 from outrider.text.tokens import encode
 from outrider.types import Drafter, LanguageModel

@@ -42,7 +42,7 @@ from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.engine.request import Request
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Setting
-from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.sources import ModelSource
 from outrider.types import Inputs
 

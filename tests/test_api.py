@@ -203,6 +203,8 @@ EXCEPTIONS = {
     "models/layer_subset_source.py:": "reads a draft folder before any run",
     "models/seq2seq/input_modality.py:": "looks at a source as it comes and as it is read",
     "models/recurrent/": "states go as far as the host says: such models are not captured",
+    "models/multi_modal.py:examine_media": "a processor's output lies on the host",
+    "types/multi_modal.py:_update": "a processor's output lies on the host; once a prompt",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "models/distributed/rpc.py:receive": "orders travel between hosts, on a CPU",
     "sampling/custom_processors.py:": "processors of transformers are Python",

@@ -16,7 +16,7 @@ LAYERS = [
     {"cli"},
     {"server", "train"},
     {"integrations", "loading", "testing"},
-    {"keywords", "resolve_config", "text"},
+    {"resolve_config", "text"},
     {"speech"},
     {"engine", "stochastic"},
     {"drafters", "verifiers"},

@@ -8,6 +8,7 @@ OutriderError
 │   └── VocabularyMismatch      target and draft do not share one tokenizer
 ├── PromptError                 a prompt that cannot be decoded, is empty or does not fit
 ├── AudioError                  a recording that is missing, empty or cannot be read
+├── ImageError                  an image that is missing, remote, too large or cannot be read
 ├── CapacityError               the cache is too small for prompt, budget and tree
 ├── NumericalError              a model returned NaN, or a law with no mass
 ├── ShardLost                   a process that holds a part of the target is gone
@@ -58,6 +59,10 @@ class PromptError(OutriderError, ValueError):
 
 class AudioError(OutriderError, ValueError):
     """A recording is missing, empty, of another rate than was said, or cannot be read."""
+
+
+class ImageError(OutriderError, ValueError):
+    """An image is missing, remote, too large, or no picture that can be read."""
 
 
 class CapacityError(OutriderError, ValueError):

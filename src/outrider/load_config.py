@@ -1,7 +1,7 @@
 """Everything `outrider.load` can be told: one field, one option, one row of the guide's table.
 
 The command line's options of models and drafting (`cli/options.py`) and what `model.generate` takes
-(`keywords.py`) are made of these fields.
+(`integrations/generate_setup.py`) are made of these fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -122,7 +122,8 @@ class LoadConfig:
     """Whether weights are laid out for products on a CPU; "auto" measures once per machine."""
 
     tokenizer: "Tokenizers | None" = None
-    """A tokenizer of transformers, or its path; None: the one beside the target."""
+    """A tokenizer of transformers, or its path; None: the one beside the target. A processor is
+    one, too, and reads images and sound of prompts as well."""
 
     draft_tokenizer: "Tokenizers | None" = None
     """The draft model's tokenizer, or its path; None: the one beside the draft model."""

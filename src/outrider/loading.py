@@ -24,12 +24,14 @@ from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import hears
 from outrider.models.cpu_kernels import build as native
+from outrider.models.decoder import media_of
 from outrider.models.draft_source import DraftSource
 from outrider.models.foreign_errors import usable_file
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
 from outrider.models.sources import ModelSource
 from outrider.resolve_config import ResolvedConfig, resolve
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
+from outrider.text.media_processor import MediaProcessor
 from outrider.text.speculator import Speculator
 from outrider.types import Drafter, LanguageModel
 
@@ -289,7 +291,10 @@ def _speculator(
         from outrider.speech import speech_model
 
         hearing = speech_model.opened(str(first), first.given, model, tokenizer, configs)
-    return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults)
+    reader, media = media_of(engine.target), None
+    if reader is not None:
+        media = MediaProcessor(resolved.processor, reader.placeholders, first.trust)
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults, media)
 
 
 #: What a draft model attends to, by what it reads.

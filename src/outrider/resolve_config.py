@@ -9,8 +9,7 @@ import torch
 
 from outrider import arguments, drafters, verifiers
 from outrider.costs import Costs
-from outrider.drafters.ngram_file import opened
-from outrider.drafters.ngram_table import Table
+from outrider.drafters.ngram_table import Table, opened
 from outrider.drafters.recipes import COMMON, DraftOptions, Recipe
 from outrider.engine import speculation_policy as planners
 from outrider.engine.speculation_policy import Planner
@@ -19,11 +18,11 @@ from outrider.load_config import LoadConfig
 from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import hears, vocabulary_of
 from outrider.models.draft_source import DraftSource
-from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.runtime_config import RuntimeOptions
 from outrider.models.sources import ModelSource, ShareEncoder, usable
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
-from outrider.models.tokenizer_files import read_tokenizer
+from outrider.models.tokenizer_files import is_processor, read_tokenizer
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
 from outrider.types import LanguageModel, Verifier
 
@@ -107,6 +106,8 @@ class ResolvedConfig:
     rule: Verifier | None  #: None: the drafter's usual one
     planner: Planner[Any]
     step_costs: Costs | None  #: None: to be measured
+    #: what reads images and sound of prompts, or where it lies; None: nobody knows
+    processor: Any
     follow: bool  #: whether the target's generation configuration holds
 
 
@@ -160,6 +161,7 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
         step_costs=Costs.read(costs) if isinstance(costs, (str, Path)) else costs,
         table=_counts(table, words.size),
         table_name="a Table" if isinstance(table, Table) else None if table is None else str(table),
+        processor=_processor(first, config.tokenizer),
         follow=config.generation_config == "auto",
     )
 
@@ -242,6 +244,14 @@ def _tokenizer(target: ModelSource, given: "Tokenizers | None") -> "PreTrainedTo
     if is_shipped(target, CORRECTOR):
         return read_tokenizer(shipped("target"))
     return target.tokenizer()
+
+
+def _processor(target: ModelSource, given: "Tokenizers | None") -> Any:
+    """A processor that was given as the tokenizer, or the folder that may have one."""
+    if is_processor(given):
+        return given
+    places = [place for place in (given, target.files) if isinstance(place, (str, Path))]
+    return places[0] if places and not target.in_blocks else None
 
 
 def _source(given: "Model | LayerSubset", target: ModelSource) -> DraftSource:

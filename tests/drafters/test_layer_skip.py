@@ -17,10 +17,10 @@ from outrider import (
     verifiers,
 )
 from outrider.drafters import DrafterParts, DraftOptions, LayerSkip, Root, make
+from outrider.drafters.layer_skip import part
 from outrider.engine import step
 from outrider.errors import UnsupportedModel
 from outrider.models import TreeDecoder, layer_subset
-from outrider.models.early_exit import part
 from outrider.testing import RUNNERS, encoder_decoders, p_value, text_law
 from tiny import PROMPTS, Mislabelled, Restless, begun, decode, llama
 

@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 import outrider
 import tiny
 from outrider.drafters import NgramTable
-from outrider.drafters.ngram_file import read, write
-from outrider.drafters.ngram_table import count
+from outrider.drafters.ngram_table import count, read, write
 from outrider.engine.engine import Engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

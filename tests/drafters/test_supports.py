@@ -92,6 +92,7 @@ NARROW = {
 }
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("settings", NARROW)
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])

@@ -21,8 +21,7 @@ from outrider import (
 from outrider.drafters import Beam, DynamicTree, Paths, Recall, StaticTree
 from outrider.drafters.shapes import optimal
 from outrider.integrations.generate import speculative
-from outrider.integrations.generate_setup import generate_setup
-from outrider.keywords import load_arguments
+from outrider.integrations.generate_setup import generate_setup, load_arguments
 from outrider.loading import load
 from outrider.models import adapt
 from outrider.shipped import shipped

@@ -10,7 +10,7 @@ import torch
 from outrider import ConfigurationError, SamplingParams, Stop, load, verifiers
 from outrider.drafters import DRAFTERS, DrafterParts, DraftOptions, Recipe, make
 from outrider.integrations.generate import SpeculativeGenerate, speculative
-from outrider.keywords import load_arguments
+from outrider.integrations.generate_setup import load_arguments
 from outrider_lab.certify import matrix
 from tiny import llama, pair, perturbed
 

@@ -14,7 +14,7 @@ from tests.tiny import llama
 from outrider import ConfigurationError, LoadConfig, UnknownName, load, loading
 from outrider.cli import app, options
 from outrider.engine.speculation_policy import Adaptive
-from outrider.keywords import OURS
+from outrider.integrations.generate_setup import OURS
 from outrider.load_config import OPTIONS, RUNTIME
 from outrider.models.calibrate import Setting
 from outrider.resolve_config import resolve

@@ -25,7 +25,7 @@ from transformers.generation import (
 from outrider.drafters.ngram_table import count
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.integrations.generate import SpeculativeGenerate, generate, speculative
-from outrider.keywords import load_arguments
+from outrider.integrations.generate_setup import load_arguments
 from outrider.shipped import shipped
 
 EOS = 2

@@ -11,7 +11,7 @@ import torch
 import scripts
 from outrider import SamplingParams
 from outrider.drafters import NgramTable, PromptLookup, Suffix, ngram_table
-from outrider.drafters.ngram_file import write
+from outrider.drafters.ngram_table import write
 from outrider.errors import ConfigurationError
 from outrider.integrations.vllm import Proposer
 from outrider.sampling.sampling_params import rows

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import GenerationMixin
 
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
-from outrider.models.layer_subset_source import LayerSubsetSource
+from outrider.models.layer_subset import LayerSubsetSource
 from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
 from outrider_lab.papers import (

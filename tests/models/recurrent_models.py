@@ -37,6 +37,22 @@ _SHARED = {"shared_expert_intermediate_size": 32}
 
 #: Sizes by transformers' model_type.
 SIZES = {
+    "bailing_hybrid": {
+        **_ATTENTION,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 1,
+        "layer_types": _DELTA["layer_types"],
+    },
     "bamba": {**_ATTENTION, **_SSD, "attn_layer_indices": [2]},
     "falcon_h1": {
         **_ATTENTION,

@@ -15,7 +15,7 @@ from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.heads import DFlash, DFlashConfig, HeadModel, MaskedBlockHead
-from outrider.models.heads.dflash_source import spread
+from outrider.models.heads.dflash import spread
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair

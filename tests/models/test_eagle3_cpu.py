@@ -13,8 +13,7 @@ from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.models.cache import SlotCache
 from outrider.models.heads import AutoregressiveHead, HeadModel
-from outrider.models.heads.eagle3 import Eagle3
-from outrider.models.heads.eagle3_cpu import Eagle3Cpu, fits
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Cpu, fits
 from outrider.models.linear import can_pack
 from outrider.models.tree_inputs import causal, of_tree
 from outrider.tree import branching

@@ -11,7 +11,7 @@ import outrider
 from outrider import SamplingParams, Stop, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, isa, weight_only
-from outrider.models.gguf_file import GgufFile
+from outrider.models.gguf import GgufFile
 from outrider.models.sources import ModelSource
 from outrider_lab.certify import Power, certify
 

@@ -149,6 +149,20 @@ def test_what_an_original_head_asks_for_in_vain(tmp_path, fields, said):
         loaded(original(tmp_path, eagle3(TAPS), **fields))
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"architectures": ["MedusaModel"], "medusa_num_heads": 3}, "'MedusaModel'; known are"),
+        ({"model_type": "peagle"}, r"model_type='peagle', architectures=\[\], and 'peagle'"),
+        ({"speculators_model_type": "mlp"}, "got speculators_model_type='mlp'; give an EAGLE-3"),
+    ],
+)
+def test_a_head_of_an_unknown_form_is_named_and_so_are_those_that_are_known(tmp_path, fields, said):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigurationError, match=said):
+        loaded(tmp_path)
+
+
 def test_weights_that_are_not_those_of_the_configuration(tmp_path):
     folder = speculators(tmp_path, eagle3(TAPS), fc_norm=True)
     with pytest.raises(ConfigurationError, match=r"not those.*fc_norm.0.weight"):

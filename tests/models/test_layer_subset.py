@@ -14,8 +14,7 @@ from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import adapt, load_checks
 from outrider.models.calibrate import Setting
 from outrider.models.cpu_kernels import build
-from outrider.models.layer_subset import cut, fill, trim
-from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.layer_subset import LayerSubset, LayerSubsetSource, cut, fill, trim
 from outrider.models.sources import ModelSource
 from outrider.testing import llama
 from tiny import PROMPTS, decode

@@ -25,7 +25,7 @@ from torch.nn.functional import linear
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import AutoregressiveHead, HeadModel, HeadStates
 from outrider.models.heads.formats import said
-from outrider.models.heads.head import DraftHead
+from outrider.models.heads.model import DraftHead
 
 
 class Recurrent(DraftHead):

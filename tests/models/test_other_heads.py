@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import recurrent_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -198,6 +199,16 @@ def test_a_layer_drafts_as_transformers_has_it(family):
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
 
 
+#: What a checkpoint's authors call the modules of such a layer.
+AUTHORS = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "eh_proj": "fc",
+    "post_norm": "norm",
+    "mtp_block": "layers.0",
+}
+
+
 def checkpoint(folder):
     """A target whose folder has the layer's weights by its authors' names."""
     model = mellum()
@@ -206,17 +217,10 @@ def checkpoint(folder):
     layer = MtpModel(model, 1).layers[0]
     for parameter in layer.parameters():  # of which the experts' are memory as it was found
         parameter.data.normal_(std=0.3)
-    names = {
-        "enorm": "pre_fc_norm_embedding",
-        "hnorm": "pre_fc_norm_hidden",
-        "eh_proj": "fc",
-        "post_norm": "norm",
-        "mtp_block": "layers.0",
-    }
     weights = load_file(folder / "model.safetensors")
     for name, weight in layer.state_dict().items():
         part, _, rest = name.partition(".")
-        weights[f"mtp.{names[part]}.{rest}"] = weight.contiguous()
+        weights[f"mtp.{AUTHORS[part]}.{rest}"] = weight.contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return layer
 
@@ -237,6 +241,47 @@ def test_the_layer_of_a_checkpoint_drafts_for_it(tmp_path):
     assert decode(speculator.engine, PROMPTS, sampling, StopConditions(12))[0] == own
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])
+def test_the_layer_of_a_hybrid_models_checkpoint_drafts_for_it(kind, tmp_path):
+    """transformers drops it; each expert has tensors of its own there."""
+    mixed = ["linear_attention", "full_attention"] * 2
+    model = recurrent_models.made(kind, layer_types=mixed)
+    model.save_pretrained(tmp_path)
+    vars(model.config).update(num_mtp_layers=1, mtp_layer_types=["full_attention"])
+    layer = MtpModel(model, 1).layers[0]
+    torch.manual_seed(1)
+    weights = load_file(tmp_path / "model.safetensors")
+    for name, weight in layer.state_dict().items():
+        weight.normal_(std=0.3)
+        part, _, rest = name.partition(".")
+        name = f"mtp.{AUTHORS[part]}.{rest}"
+        if not rest.endswith("_up_proj") and not rest.endswith("experts.down_proj"):
+            weights[name] = weight.contiguous()
+            continue
+        for number, expert in enumerate(weight):
+            kinds = ["gate", "up"] if "gate_up" in rest else ["down"]
+            for each, matrix in zip(kinds, expert.chunk(len(kinds)), strict=True):
+                place = f"{name.rpartition('.')[0]}.{number}.{each}_proj.weight"
+                weights[place] = matrix.contiguous()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    speculator = outrider.load(tmp_path, "mtp", shared_noise=True, branching=(2, 1), **LOAD)
+    target, read = speculator.engine.target.runner.model, speculator.engine.drafter.model.runner
+    assert not vars(target.config).keys() & {"num_mtp_layers", "mtp_layer_types"}
+    found = read.head.model.layers[0].state_dict()
+    assert all(torch.equal(w, found[n]) for n, w in layer.state_dict().items())
+    sampling = [SamplingParams(0), SamplingParams(0.8, seed=1)]
+    own = decode(speculator.plain().engine, PROMPTS[:2], sampling, StopConditions(12))[0]
+    assert decode(speculator.engine, PROMPTS[:2], sampling, StopConditions(12))[0] == own
+    save_file(
+        {name: weight for name, weight in weights.items() if "mtp.layers.0.mlp" not in name},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(ConfigurationError, match="cannot read the multi-token prediction layer"):
+        outrider.load(tmp_path, "mtp", **LOAD)
+
+
 def test_targets_without_such_a_layer_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="which has none; use another draft"):
         outrider.load(llama(), "mtp", **LOAD)
@@ -253,7 +298,7 @@ def test_targets_without_such_a_layer_are_refused(tmp_path):
 
 
 def test_layers_that_transformers_does_not_build_are_named(tmp_path):
-    """As of Qwen3-Next, whose checkpoints have `mtp.*` and whose configuration does not say so."""
+    """Checkpoints that have `mtp.*` of another form, of which their configuration does not say."""
     llama().save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     weights["mtp.fc.weight"] = torch.zeros(2, 2)

@@ -294,7 +294,20 @@ def drift(kind):
     return max(gap(verified.logs[n].state, log.state) for n, log in plain.logs.items())
 
 
+@torch.inference_mode()
+def test_a_limit_of_steps_is_that_of_the_whole_forward():
+    """Where it bites transformers' own decoding follows another model than its whole forward."""
+    model, target = driven("nemotron_h", time_step_min=0.4)
+    assert load_checks.paths(target, "target") < 1e-4
+    text, path = tokens(20), tokens(5, seed=1)
+    whole = model(input_ids=torch.cat([text, path])[None]).logits[0, 20:]
+    assert gap(step_by_step(model, text, path), whole) > 1e-2
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["falcon_h1", "kimi_linear", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "kind",
+    ["falcon_h1", "jamba", "kimi_linear", "minimax", "qwen3_5_text", "recurrent_gemma", "rwkv"],
+)
 def test_states_do_not_drift_over_thousands_of_tokens(kind):
     assert drift(kind) < 1e-4

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.ops.cpu import assisted
+from outrider.ops.cpu import law_slices
 from outrider.ops.reference import walking as reference
 
 
@@ -17,7 +17,7 @@ def test_tokens_and_counts_are_the_references(weight):
         ids = torch.stack([torch.multinomial(z.softmax(-1), 1, generator=rng) for z in drafted[0]])
         uniforms = torch.rand(5, generator=rng)
         inputs = (ids[:, 0], drafted, target, uniforms, weight)
-        ours, n = assisted.assisted(*inputs)
+        ours, n = law_slices.assisted(*inputs)
         theirs, count = reference.assisted(*inputs)
         assert int(n) == int(count)
         assert ours.tolist() == theirs.tolist()

@@ -89,6 +89,7 @@ LOOKED = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "dtype", "look"), LOOKED)
 def test_the_kernel_keeps_what_the_definition_keeps(kernels, name, look, dtype):
     settings = SETTINGS[name]

@@ -33,6 +33,7 @@ def test_words_are_the_references():
             np.testing.assert_allclose(keys.log_race(key, 50), race, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [32, 65])
 @pytest.mark.parametrize("change", [{}, {"temperature": 0.6}, {"floor": True}])

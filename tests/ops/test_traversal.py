@@ -17,6 +17,7 @@ TREES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", ["random", "zeros", "equal", "disjoint", "hot target"])
 @pytest.mark.parametrize("scheme", TREES)
@@ -24,6 +25,7 @@ def test_paths_and_tokens_equal_the_references(scheme, case, dtype):
     same_as_reference("traversal", TREES[scheme](e.World(4, 2, 11, (case,))), dtype)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scheme", ["RSD-S", "hub", "merged paths"])
 def test_kernels_equal_the_reference(kernels, scheme):
     forest = TREES[scheme](e.World(4, 2, 11, ("random", "zeros")))

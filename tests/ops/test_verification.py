@@ -22,6 +22,7 @@ def interpreted():
         yield pytest.param(op, case, id=f"{op}-{case.id}", marks=marks)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("op", "case"), list(interpreted()))
 def test_kernel_equals_the_twin(kernels, op, case):
     draft, scores, draws = build(case)
@@ -164,6 +165,7 @@ def test_shared_topology_broadcasts(kernels):
         same(CPU.ops[f"judge:{op}"](shared, scores, with_race(draws, scores)), theirs)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("op", ["chain", "block", "match"])
 def test_slices_and_batch_order_change_nothing(kernels, op):
     from outrider.ops.triton import launch

@@ -11,7 +11,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.models.calibrate import Setting
-from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.linear import can_pack
 from outrider.models.sources import ModelSource
 from outrider.models.tree_inputs import causal

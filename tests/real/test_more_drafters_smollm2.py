@@ -10,7 +10,7 @@ import pytest
 import outrider
 from outrider import DraftModel, SamplingParams, StopConditions, verifiers
 from outrider.drafters import Cascade, LayerSkip, Lookahead, Random
-from outrider.models.early_exit import part
+from outrider.drafters.layer_skip import part
 from outrider.testing import decode
 
 pytestmark = pytest.mark.real

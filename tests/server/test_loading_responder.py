@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from outrider.server.loading_responder import RETRY_SECONDS, answering
+from outrider.server.http_server import RETRY_SECONDS, answering
 
 
 @pytest.fixture

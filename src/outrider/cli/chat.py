@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -19,7 +20,7 @@ from outrider.cli.options import (
     target_name,
     with_setup,
 )
-from outrider.errors import ConfigurationError, OutriderError
+from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
@@ -30,12 +31,18 @@ HELP = """/help           this
 /new            forget the conversation
 /system TEXT    what the model is told first; without TEXT nothing
 /seed N         the seed of the next answers; without N a fresh one each
+/image FILE     the next question is about this image; several may be given
+/audio FILE     the same for a recording
 /trace          colours: what was drafted and kept, or not
 /stats          how the last answer was decoded
 /exit           leave (or Ctrl-D)
 A line that ends in \\ goes on in the next one; three quotes begin and end a longer text.
 Ctrl-C stops an answer, not the chat."""
 _FENCE = '"""'
+
+
+#: A message, or a part of one.
+Message: TypeAlias = dict[str, Any]
 
 
 class Talk:
@@ -46,7 +53,8 @@ class Talk:
     ) -> None:
         self.speculator, self.sampling, self.most = speculator, sampling, most
         self.trace, self.system = trace, ""
-        self.turns: list[dict[str, str]] = []
+        self.turns: list[Message] = []
+        self.media: list[Message] = []  #: what the next question is about
         self.said = "nothing was said yet"
 
     def order(self, line: str) -> bool:
@@ -57,11 +65,14 @@ class Talk:
             return False
         if name == "/new":
             self.turns.clear()
+            self.media.clear()
             out.print("(a new conversation)")
         elif name == "/system":
             self.system = rest
             self.turns.clear()
             out.print("(a new conversation)")
+        elif name in ("/image", "/audio"):
+            self._attach(name.removeprefix("/"), rest)
         elif name == "/seed":
             self._reseed(rest)
         elif name == "/trace":
@@ -88,7 +99,7 @@ class Talk:
         """
         from outrider.text.output_text import Stop
 
-        told = conversation(text, self.system, self.turns)
+        told = conversation(text, self.system, self.turns, self.media)
         stop = Stop(self.most)
         stream = self.speculator.stream([told], self.sampling, stop, trace=self.trace)
         written, colour = "", out.is_terminal and not out.no_color
@@ -103,7 +114,7 @@ class Talk:
         except KeyboardInterrupt:
             out.print(" (stopped)", end="")
         out.print()
-        asked = {"role": "user", "content": text}
+        asked, self.media = told[-1], []
         self.turns = [*self.turns, asked, {"role": "assistant", "content": written}]
         stats = stream.result().completions[0].stats
         self.said = (
@@ -114,6 +125,14 @@ class Talk:
     def _decode(self, token: int) -> str:
         return console.written(self.speculator.tokenizer, token)
 
+    def _attach(self, kind: str, rest: str) -> None:
+        try:
+            self.media += attached(*(([Path(rest)], []) if kind == "image" else ([], [Path(rest)])))
+        except OutriderError as error:
+            fail(str(error))
+            return
+        out.print(f"(the next question is about {len(self.media)} of these)")
+
     def _reseed(self, rest: str) -> None:
         if rest and not rest.isdecimal():
             out.print("(a seed is a whole number)")
@@ -121,20 +140,37 @@ class Talk:
         self.sampling = replace(self.sampling, seed=int(rest) if rest else None)
 
 
+def attached(images: Sequence[Path], recordings: Sequence[Path]) -> list[Message]:
+    """Files as parts of a message. Raises PromptError for one that is not there."""
+    parts: list[Message] = []
+    for kind, paths in (("image", images), ("audio", recordings)):
+        for path in paths:
+            if not path.is_file():
+                raise PromptError(f"no {kind} to read; got {str(path)!r}; check the path")
+            parts.append({"type": kind, kind: str(path)})
+    return parts
+
+
 def conversation(
-    text: str, system: str | None = None, turns: Sequence[dict[str, str]] = ()
-) -> list[dict[str, str]]:
-    """The messages up to what the user says now.
+    text: str,
+    system: str | None = None,
+    turns: Sequence[Message] = (),
+    media: Sequence[Message] = (),
+) -> list[Message]:
+    """The messages up to what the user says now, about these images or recordings.
 
     >>> conversation("Hello", "Be brief.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hello'}]
     """
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, *turns, {"role": "user", "content": text}]
+    first: list[Message] = [{"role": "system", "content": system}] if system else []
+    said: Any = [*media, {"type": "text", "text": text}] if media else text
+    return [*first, *turns, {"role": "user", "content": said}]
 
 
 def has_template(speculator: "Speculator") -> bool:
     """Whether the tokenizer renders conversations."""
+    if speculator.media is not None and speculator.media.has_template:
+        return True
     tokenizer = speculator.tokenizer
     return tokenizer is not None and tokenizer.chat_template is not None
 

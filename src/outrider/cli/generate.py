@@ -10,7 +10,7 @@ import typer
 
 from outrider import verifiers
 from outrider.cli import console, options
-from outrider.cli.chat import conversation, has_template, refuse_untemplated
+from outrider.cli.chat import attached, conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out, put
 from outrider.cli.drawing import file, pyplot
 from outrider.cli.inputs import read_file, read_prompt, read_source
@@ -19,6 +19,7 @@ from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
 
 if TYPE_CHECKING:
+    from outrider.cli.chat import Message
     from outrider.engine.beam_search import Beams
     from outrider.engine.engine import Engine
     from outrider.models.sources import ModelSource
@@ -99,6 +100,8 @@ def generate(
     ] = None,
     source: options.SourceText = None,
     reference: options.ReferenceFile = None,
+    image: options.ImageFiles = None,
+    audio: options.AudioFiles = None,
     chat: options.AsChat = False,
     system: options.System = None,
     *,
@@ -158,6 +161,8 @@ def generate(
     said = {name: value for name, value in every.items() if value is not None}
     SamplingParams(**said)  # type: ignore[arg-type]  # before a model is read
     end = Stop(max_new_tokens, tuple(stop or ()))
+    media = attached(image or (), audio or ())
+    chat = chat or bool(media)
     _said(chat, system, source)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
@@ -168,7 +173,7 @@ def generate(
         asked["rules"] = rules
     if chat:
         refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
-        asked["prompts"] = conversation(str(asked["prompts"]), system)
+        asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
     how_made = _how_made(speculator, greedy=how.temperature == 0)
     if verbose:
         _describe(speculator, how_made, beams)
@@ -293,7 +298,7 @@ def _copying(setup: LoadConfig) -> LoadConfig:
 
 class _GenerateRequest(TypedDict):
     rules: "NotRequired[Rules]"
-    prompts: str | list[dict[str, str]]
+    prompts: "str | list[Message]"
     decoder_prompts: str | None
     reference: str | None
 

@@ -202,6 +202,21 @@ SourceText = Annotated[
         "prompt is then what its answer begins with, and may be left out.",
     ),
 ]
+ImageFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        help="An image file that the prompt is about, for image-text models; may be repeated. The "
+        "prompt is asked as one message of a chat (docs/images.md).",
+    ),
+]
+AudioFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--audio",
+        help="A recording that the prompt is about, for audio language models; may be repeated.",
+    ),
+]
 ReferenceFile = Annotated[
     Path | None,
     typer.Option(

@@ -106,6 +106,14 @@ def serve(
         str | None,
         typer.Option(help="How the model marks thoughts. Default: by its chat template."),
     ] = None,
+    allow_remote_media: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote-media",
+            help="Fetch images of messages from other machines (http and https), never from this "
+            "one or a private network.",
+        ),
+    ] = False,
     processes: Processes = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -141,6 +149,7 @@ def serve(
         still,
         tool_call_parser,
         reasoning_parser,
+        allow_remote_media,
     )
     _run(partial(load_speculator, setup, dtype), name, settings, host, port, processes)
 
@@ -166,7 +175,7 @@ def _run(
 ) -> None:
     """Serve until it is ended. `settings` are `ServerConfig`'s: it is imported while this
     listens."""
-    from outrider.server.loading_responder import answering
+    from outrider.server.http_server import answering
 
     with _ended(), _bound(host, port) as place, ExitStack() as loading:
         err.print(f"reading {name}")

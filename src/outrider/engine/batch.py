@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.engine.request import Request, source_ids, wear
+from outrider.models.decoder import media_of
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import LINE, PrefixCache
 from outrider.models.recurrent.call import has_states
 from outrider.row_params import gather_rows, narrowed, picked, scatter_rows
 from outrider.sampling import logits_processors, sampling_params
-from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
+from outrider.types import Context, Drafter, Inputs, LanguageModel, MultiModalInputs, RowStore
 
 _PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
 _FREE = 64  #: or so many tokens: about what another call costs
@@ -164,11 +165,11 @@ class Prefill:
             target.vocab_size,
             device,
             ends=[request.end(target.context)[0] for request in requests],
-            sources=[source_ids(request.inputs) for request in requests],
+            sources=[source_ids(request.source) for request in requests],
         )
         rows = sampling_params.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
+        inputs = encoded(target, [r.source for r in requests if r.source is not None])
         reference_BS = references(
             [request.reference for request in requests], inputs, target.vocab_size, device
         )
@@ -177,7 +178,10 @@ class Prefill:
         )
         self.cache = target.open(len(prompts), capacity, inputs)
         wear(self.cache, requests)
-        self._known = None if prefixes is None else prefixes.of(prompts, waiting)
+        self._media, self._reader = _only(requests), media_of(target)
+        least = 0 if self._media is None else self._media.end(requests[0].asked)
+        keys = [request.key for request in requests]
+        self._known = None if prefixes is None else prefixes.of(keys, waiting, least)
         #: tokens of every prompt that were read before and are copied
         self.copied = self._read = (
             0 if self._known is None else self._known.begin(target, self.cache)
@@ -198,6 +202,13 @@ class Prefill:
         The batch once they are read: caches are full but for each row's pending token.
         """
         context, rows = self.context, len(self.requests)
+        if self._media is not None and not self._read:
+            assert self._reader is not None
+            read, states = self._reader.read_media(
+                self.cache, self.requests[0].asked, self._media, self.drafter.taps
+            )
+            self._read = min(read, self._need)
+            self._hidden += [tuple(state[:, : self._read] for state in states)] if states else []
         stop = self._need
         if tokens is not None:
             part = self._read + max(tokens // rows, 1)
@@ -255,8 +266,14 @@ def begin(
 
     Caches are full but for each row's pending token. All rows are read to the longest.
     """
-    batch = Prefill(target, drafter, requests, capacity).step()
+    alone = any(request.media is not None for request in requests)
+    parts = [[request] for request in requests] if alone else [requests]
+    batches = [Prefill(target, drafter, part, capacity).step() for part in parts]
+    batch = batches[0]
     assert batch is not None
+    for row, other in enumerate(batches[1:], start=1):
+        assert other is not None
+        batch = batch.put([row], other)
     return batch
 
 
@@ -287,6 +304,13 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
         together.append([row])
         padding = 0
     return together
+
+
+def _only(requests: Sequence[Request]) -> MultiModalInputs | None:
+    """The images or sound of a group of requests; one that has some is read alone."""
+    media = [request.media for request in requests if request.media is not None]
+    assert not media or len(requests) == 1, "rows with images are read one by one"
+    return media[0] if media else None
 
 
 @inference

@@ -51,6 +51,7 @@ from outrider.types import (
     Foreseeing,
     Inputs,
     LanguageModel,
+    MultiModalInputs,
     Verifier,
 )
 
@@ -198,7 +199,7 @@ class Engine:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         limits: StopConditions | Sequence[StopConditions] | None = None,
         *,
-        inputs: Sequence[Inputs | None] | None = None,
+        inputs: Sequence[Inputs | MultiModalInputs | None] | None = None,
         references: Sequence[Sequence[int]] | None = None,
         adapters: Sequence[str | None] | None = None,
         capacity: int | None = None,
@@ -208,7 +209,7 @@ class Engine:
     ) -> "EngineRun":
         """An iterator of HostBlocks over these prompts, each decoded under its own settings.
 
-        inputs      what each row reads besides its text, one row each: sources, audio
+        inputs      what each row reads besides its text, one row each: sources, audio, images
         references  tokens that each row's drafter may copy from; () for none but the source's
         adapters    of each row, by name; None for the target alone
 

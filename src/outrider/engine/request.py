@@ -10,8 +10,18 @@ import torch
 from outrider import arguments
 from outrider.engine.outputs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError, UnknownName
+from outrider.models import load_checks
+from outrider.models.decoder import media_of
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.types import CONTEXT, LENGTH, PLAIN, DraftShape, Inputs, LanguageModel
+from outrider.types import (
+    CONTEXT,
+    LENGTH,
+    PLAIN,
+    DraftShape,
+    Inputs,
+    LanguageModel,
+    MultiModalInputs,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,8 @@ class Request:
     prompt: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: StopConditions = field(default_factory=StopConditions)
-    inputs: Inputs | None = None  #: what it reads besides its text, one row
+    #: what it reads besides its text, one row: an encoder's, or images and sound of the prompt
+    inputs: Inputs | MultiModalInputs | None = None
     reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
     watched: int | None = (
         None  #: a place of the prompt: `EngineRun.prompt_logits` tells the logits behind it
@@ -96,6 +107,23 @@ class Request:
         """The prompt without what is the answer's."""
         return self.prompt[: len(self.prompt) - self.written]
 
+    @property
+    def media(self) -> MultiModalInputs | None:
+        """Images or sound of its prompt, if there are some."""
+        return self.inputs if isinstance(self.inputs, MultiModalInputs) else None
+
+    @property
+    def source(self) -> Inputs | None:
+        """What an encoder reads for it, if one does."""
+        return self.inputs if isinstance(self.inputs, Inputs) else None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The prompt as others are told from it: placeholders by what they stand for."""
+        if self.media is None:
+            return tuple(self.prompt)
+        return self.media.key(self.asked) + tuple(self.prompt[len(self.asked) :])
+
     def end(self, context: int) -> tuple[int, int]:
         """The committed length at which it ends in a model with this context, and why."""
         budget = self.limits.max_new_tokens
@@ -104,9 +132,9 @@ class Request:
         return min(wanted, context), why
 
 
-def source_ids(inputs: Inputs | None) -> list[int]:
-    """The ids of what a row reads, without padding; none if they are not known."""
-    if inputs is None or inputs.ids_BS is None:
+def source_ids(inputs: Inputs | MultiModalInputs | None) -> list[int]:
+    """The ids of what a row's encoder reads, without padding; none if they are not known."""
+    if not isinstance(inputs, Inputs) or inputs.ids_BS is None:
         return []
     ids: list[int] = inputs.ids_BS[0][inputs.mask_BS[0]].tolist()
     return ids
@@ -182,7 +210,11 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"prompt {number} has no tokens; got an empty prompt; give at least one token "
             "(the BOS token starts from nothing)"
         )
-    worst = max(prompt)
+    stands = frozenset[int]()
+    if request.media is not None:
+        _check_reads_media(request, number, target)
+        stands = request.media.placeholders
+    worst = max((token for token in prompt if token not in stands), default=0)
     if worst >= vocab or min(prompt) < 0:
         raise PromptError(
             f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
@@ -207,24 +239,53 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"prompt {number} has no token budget and the model names no context to end at; "
             "got max_new_tokens=None; give max_new_tokens"
         )
-    if reads != (request.inputs is not None):
+    if request.media is not None:
+        _check_media(request, number, target)
+    elif reads != (request.inputs is not None):
         have, do = ("no inputs", "give") if reads else ("inputs", "leave out")
         what = "something besides the text" if reads else "text alone"
         raise ConfigurationError(
             f"the model reads {what}; got request {number} with {have}; {do} inputs"
         )
-    if request.inputs is not None and request.inputs.mask_BS.shape[0] != 1:
+    source = request.source
+    if source is not None and source.mask_BS.shape[0] != 1:
         raise ConfigurationError(
-            f"the inputs of a request are one row; got {request.inputs.mask_BS.shape[0]} for "
+            f"the inputs of a request are one row; got {source.mask_BS.shape[0]} for "
             f"request {number}; take its own: inputs.take([row])"
         )
-    if request.sampling.encoder_no_repeat_ngram_size and not source_ids(request.inputs):
+    if request.sampling.encoder_no_repeat_ngram_size and not source_ids(source):
         raise ConfigurationError(
             f"encoder_no_repeat_ngram_size bans what a source of token ids says; got request "
             f"{number} without source ids; leave it out, or give inputs with ids_BS"
         )
-    if request.inputs is not None:
-        target.examine(request.inputs)
+    if source is not None:
+        target.examine(source)
+
+
+def _check_reads_media(request: Request, number: int, target: LanguageModel) -> None:
+    """Refuse images and sound for a model that reads none."""
+    assert request.media is not None
+    if media_of(target) is None:
+        raise ConfigurationError(
+            "the model reads no images or sound in its prompts; got "
+            f"{', '.join(sorted(request.media.kwargs))} for request {number}; leave them out, or "
+            "load an image-text or audio language model"
+        )
+
+
+def _check_media(request: Request, number: int, target: LanguageModel) -> None:
+    """Refuse images and sound that this model cannot read, before any of them is read."""
+    reader, inputs = media_of(target), request.media
+    assert reader is not None
+    assert inputs is not None
+    reader.examine_media(request.asked, inputs)
+    if request.watched is not None and request.watched < inputs.end(request.asked):
+        raise ConfigurationError(
+            f"what a model says within or ahead of an image is not told; got watched="
+            f"{request.watched} for request {number}, whose last image or sound ends at "
+            f"{inputs.end(request.asked)}; watch a place behind it"
+        )
+    load_checks.media(target, request.asked, inputs)
 
 
 def check_fit(request: Request, number: int, context: int, max_nodes: int, capacity: int) -> None:

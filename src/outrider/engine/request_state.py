@@ -40,7 +40,7 @@ OVER = (RequestStatus.ENDED, RequestStatus.CANCELLED, RequestStatus.FAILED)
 #: a stop string, and then it ended there.
 NEXT: dict[RequestStatus, tuple[RequestStatus, ...]] = {
     RequestStatus.WAITING: (RequestStatus.PREFILLING, RequestStatus.ENDED, RequestStatus.CANCELLED),
-    RequestStatus.PREFILLING: (RequestStatus.RUNNING, RequestStatus.ENDED, RequestStatus.CANCELLED),
+    RequestStatus.PREFILLING: (RequestStatus.RUNNING, *OVER),
     RequestStatus.RUNNING: OVER,
     RequestStatus.ENDED: (RequestStatus.ENDED, RequestStatus.CANCELLED),
     RequestStatus.CANCELLED: (),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from outrider.engine.batch import Batch, Prefill, groups, slab
 from outrider.engine.request import Request
 from outrider.engine.request_state import RequestStatus, RequestTable
+from outrider.errors import PromptError
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import Drafter, LanguageModel
 
@@ -129,7 +130,12 @@ class Scheduler:
             numbers, prefill = self._prefill
             entries = [self.ledger.entries[number] for number in numbers]
             alive = [at for at, entry in enumerate(entries) if not entry.over]
-            newcomers = prefill.step(None if through else CHUNK) if alive else None
+            try:
+                newcomers = prefill.step(None if through else CHUNK) if alive else None
+            except PromptError as error:  # images that do not fit the prompt: its own, no other's
+                self._prefill = None
+                self.ledger.ready += [self.ledger.fail(number, error) for number in numbers]
+                continue
             if alive and newcomers is None:
                 break
             if newcomers is not None:
@@ -148,7 +154,10 @@ class Scheduler:
         ahead = self.seats.ahead()
         if not ahead:
             return False
-        prompts = [request.prompt for request in self.requests(ahead)]
+        seeing = [one.media is not None for one in self.requests(ahead)]
+        first = seeing.index(True) if any(seeing) else len(ahead)
+        ahead = ahead[: max(first, 1)]  # who has images is read alone
+        prompts = [request.key for request in self.requests(ahead)]
         some: Sequence[int] = range(len(ahead))
         if self.prefixes is not None:
             names = [request.lora_name for request in self.requests(ahead)]

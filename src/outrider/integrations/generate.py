@@ -29,11 +29,10 @@ from transformers import generation as hf
 from outrider.drafters import models
 from outrider.errors import ConfigurationError
 from outrider.integrations.encoder_inputs import EncoderInputs, EncoderSources
-from outrider.integrations.generate_setup import named
+from outrider.integrations.generate_setup import KNOWN, OURS, load_arguments, named
 from outrider.integrations.inputs import kept_back
 from outrider.integrations.references import Ids, windows_of
 from outrider.integrations.run_generate import GenerateInputs, Result, decoded
-from outrider.keywords import KNOWN, OURS, load_arguments
 from outrider.models.model_lock import evaluating
 from outrider.stats import Stats
 

@@ -72,11 +72,11 @@ SUPPORTED = frozenset(
 )
 
 _OWN = {
-    "bloom": "outrider.models.alibi:BloomRunner",
-    "falcon": "outrider.models.alibi:FalconRunner",
-    "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
+    "bloom": "outrider.models.positions:BloomRunner",
+    "falcon": "outrider.models.positions:FalconRunner",
+    "gpt_neo": "outrider.models.positions:GPTNeoRunner",
     "moshi": "outrider.models.positions:MoshiRunner",
-    "mpt": "outrider.models.alibi:MptRunner",
+    "mpt": "outrider.models.positions:MptRunner",
     "roformer": "outrider.models.positions:RoFormerRunner",
     **dict.fromkeys(
         (
@@ -216,6 +216,7 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     from outrider.models.config import decoder_of, read
     from outrider.models.hf import INDEXED, TransformersRunner
     from outrider.models.indexed import IndexedRunner
+    from outrider.models.multi_modal import MultiModalRunner, placeholders
 
     if reads_more(model.config):
         return seq2seq.runner_of(model)
@@ -229,7 +230,9 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     if (registered := _registered(kind)) is not None:
         return registered
     layers: Collection[str] = read(decoder_of(model.config), "layer_types", (list, tuple)) or ()
-    return IndexedRunner if INDEXED in layers else TransformersRunner
+    if INDEXED in layers:
+        return IndexedRunner
+    return MultiModalRunner if placeholders(model.config) else TransformersRunner
 
 
 __all__ = [

@@ -9,7 +9,9 @@ from outrider.errors import UnsupportedModel
 from outrider.models.config import read
 
 #: Auto classes with an output layer over a vocabulary, in the order in which they are asked. The
-#: causal one goes first: of image-text models it opens the decoder alone where there is one.
+#: causal one goes first, but for models whose prompts hold images or sound: of some of those it
+#: opens the decoder alone.
+_SEEING = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
 _TEXT = (
     "AutoModelForCausalLM",
     "AutoModelForImageTextToText",
@@ -17,6 +19,8 @@ _TEXT = (
     "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
 )
+#: What configurations call the parts that read images and sound.
+_PARTS = ("vision", "audio", "encoder")
 _ENCODER_DECODER = (
     "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
@@ -35,7 +39,8 @@ def auto_class(config: PretrainedConfig) -> Any:
     ['AutoModelForCausalLM', 'AutoModelForImageTextToText', 'AutoModelForSeq2SeqLM']
     """
     both = read(config, "is_encoder_decoder", bool)  # not of a decoder cut out of one
-    names = _ENCODER_DECODER if both else _TEXT
+    parts = any(read(config, f"{part}_config", PretrainedConfig) for part in _PARTS)
+    names = _ENCODER_DECODER if both else (*_SEEING, *_TEXT) if parts else _TEXT
     own = read(config, "auto_map", dict) or {}  # classes in the folder's own files
     for name in names:
         kind = getattr(transformers, name, None)  # the newest are not in every version

@@ -1,8 +1,9 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.recurrent.states import RecurrentStates
-from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
+from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
 
 if TYPE_CHECKING:
     from outrider.models.lora import LoraBank
@@ -35,6 +36,35 @@ class EncoderAdapter(Protocol):
 
     def probe(self, rows: int) -> Inputs:
         """Some inputs for checks and measurements, the same at every call."""
+
+
+@runtime_checkable
+class MediaRunner(Protocol):
+    """What a runner has besides whose model reads images or sound in its prompts."""
+
+    placeholders: frozenset[int]  #: token ids that stand for images and sound
+    known: set[frozenset[str]]  #: names of inputs that `load_checks.media` has been through
+
+    def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
+        """Refuse inputs that the model cannot read: ConfigurationError or PromptError."""
+
+    def read_media(
+        self,
+        cache: SlotCache,
+        prompt: Sequence[int],
+        inputs: MultiModalInputs,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[int, tuple[Tensor, ...]]:
+        """Read a prompt up to its last placeholder into the cache of this row alone.
+
+        How many tokens were read, and their states at the taps.
+        """
+
+    def plain_media(self, tokens_1Q: Tensor, inputs: MultiModalInputs) -> Tensor:
+        """Logits of a whole text that begins with the prompt, by the model's own means."""
+
+    def opened_media(self, rows: int) -> RowStore:
+        """What a cache keeps of rows' images before any was read."""
 
 
 class ModelRunner(Protocol):
@@ -138,6 +168,11 @@ class TreeDecoder:
         return self.rounding.width(slots)
 
     @property
+    def media(self) -> MediaRunner | None:
+        """What reads images or sound in its prompts; None for a model that reads none there."""
+        return self.runner if isinstance(self.runner, MediaRunner) else None
+
+    @property
     def reads(self) -> Reads:
         """What it reads besides its text."""
         reader = self.runner.reader
@@ -186,6 +221,8 @@ class TreeDecoder:
             assert reader is not None
             assert encoded is not None
             cache.inputs = reader.keep(encoded)
+        elif self.media is not None:
+            cache.inputs = self.media.opened_media(rows)
         return cache
 
     def forward(
@@ -255,6 +292,12 @@ class TreeDecoder:
         """Some inputs, for checks and measurements; None for a model of text alone."""
         reader = self.runner.reader
         return None if reader is None else reader.probe(rows)
+
+
+def media_of(model: object) -> MediaRunner | None:
+    """What reads images or sound in a model's prompts; None: it reads none there."""
+    found = getattr(model, "media", None)  # of models in one process
+    return found if isinstance(found, MediaRunner) else None
 
 
 def fitted(

@@ -17,7 +17,7 @@ from outrider.models import pretrained
 from outrider.models.config import decoder_of
 from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedWeight
-from outrider.models.gguf_file import GgufFile, StoredTensor
+from outrider.models.gguf import GgufFile, StoredTensor
 from outrider.models.weight_only import WeightOnlyTensor, packable
 
 #: Files call types of values otherwise than blocks.

@@ -12,10 +12,12 @@ from outrider.errors import (
     VocabularyMismatch,
 )
 from outrider.models import TreeDecoder
+from outrider.models.decoder import media_of
+from outrider.models.prefill import ingest
 from outrider.models.token_bytes import name_of
 from outrider.models.tree_inputs import causal, of_tree
 from outrider.tree import branching, chain
-from outrider.types import Inputs, LanguageModel, RowStore, Tokenizer, Tree
+from outrider.types import Inputs, LanguageModel, MultiModalInputs, RowStore, Tokenizer, Tree
 
 CAPACITY = 128
 _LONG = 70  #: tokens of a text that is longer than what layers with states read at once
@@ -201,6 +203,49 @@ def paths(model: TreeDecoder, name: str, tolerance: float | None = None) -> floa
             "looks at the whole call, ignores what it is given; use another model or attention "
             "implementation"
         )
+    return worst
+
+
+@torch.inference_mode()
+def media(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    inputs: MultiModalInputs,
+    tolerance: float | None = None,
+) -> float:
+    """Compare a branch of a tree behind a prompt with images with the model's own forward of all.
+
+    Once for each kind of inputs: 0.0 if that was done before. Returns the largest difference,
+    relative to the largest logit; UnsupportedModel if it is too large, PromptError if the model
+    cannot read these inputs.
+    """
+    reader, kind = media_of(model), frozenset(inputs.kwargs)
+    if not isinstance(model, TreeDecoder) or reader is None or kind in reader.known:
+        return 0.0
+    device, length = torch.device(model.device), len(prompt)
+    tree = branching((2, 1), device)
+    capacity = model.width(length + tree.nodes + 1)
+    cache, size = model.open(1, capacity), length - 1
+    read, _ = reader.read_media(cache, prompt, inputs)
+    text = torch.tensor([prompt], device=device)
+    ingest(model, cache, text, size, settled_B=text.new_full((1,), size), start=min(read, size))
+    steps = torch.arange(tree.nodes, device=device)
+    drafted = ordinary(steps * 7 + 3, model.vocab_size)[None]
+    drafted[:, 0] = text[:, -1]
+    nodes = of_tree(drafted, tree, text.new_full((1,), size), capacity)
+    path = tree.ancestors_BNN[0, -1].nonzero()[:, 0]
+    scores = model.forward(cache, nodes).logits_BQV[0, path]
+    whole = torch.cat([text[:, :-1], drafted[:, path]], 1)
+    logits = reader.plain_media(whole, inputs)
+    worst = _gap(scores, logits[0, size:, : model.vocab_size])
+    allowed = _allowed(model.dtype, tolerance)
+    if not worst <= allowed:
+        raise UnsupportedModel(
+            f"{model.runner.name} does not score trees behind a prompt with {', '.join(kind)} as "
+            f"its own forward does: relative difference {worst:.3g}, allowed {allowed:.3g}; use "
+            "another model, or prompts of text alone"
+        )
+    reader.known.add(kind)
     return worst
 
 

@@ -1,7 +1,8 @@
 """What models have read of prompts, kept for others that begin alike: copied, not computed again.
 
 An entry of the cache depends on the tokens up to its own and on the row's adapter alone, so a
-prompt that begins as another one did needs no more than a copy of that beginning. Kept are entries
+prompt that begins as another one did needs no more than a copy of that beginning. Placeholders of
+images and sounds are told apart by contents (`MultiModalInputs.key`). Kept are entries
 that were written while a prompt was read, all of which round alike (`models.batch_invariance`);
 what answers and drafts have written is not: in half precision a node of a tree may round otherwise.
 
@@ -122,11 +123,17 @@ class PrefixCache:
         return some
 
     def of(
-        self, prompts: Sequence[Sequence[int]], waiting: Sequence[Sequence[int]] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        waiting: Sequence[Sequence[int]] = (),
+        least: int = 0,
     ) -> "PrefixHits":
-        """These prompts as rows of a cache, in their order; others wait to be read behind them."""
+        """These prompts as rows of a cache, in their order; others wait to be read behind them.
+
+        `least` is that of `PrefixHits`.
+        """
         rows, others = (tuple(map(tuple, some)) for some in (prompts, waiting))
-        return PrefixHits(self, rows, others, {})
+        return PrefixHits(self, rows, others, {}, least)
 
     def keep(
         self,
@@ -224,6 +231,8 @@ class PrefixHits(NamedTuple):
     prompts: tuple[tuple[int, ...], ...]
     waiting: tuple[tuple[int, ...], ...]  #: prompts that are read later, of which some begin alike
     checkpoints: dict[tuple[LanguageModel, int], dict[int, RecurrentStates]]  #: of each row
+    #: so many tokens, up to the end of an image, are copied together or not at all; 0: none are
+    least: int = 0
 
     def begin(self, model: LanguageModel, cache: Any) -> int:
         """Copy the beginning that is kept of every prompt; how many tokens of each that are."""
@@ -235,11 +244,15 @@ class PrefixHits(NamedTuple):
         else:
             lines = [self.prefixes.lines(model, prompt[:-1], name) for prompt, name in each]
             count = max(set.intersection(*lines))
+        if count < self.least:
+            return 0
         for row, (prompt, name) in enumerate(each if count else ()):
             most = -1 if cache.recurrent is None else count
             source = self.prefixes.find(model, prompt[:most], name)
             assert source is not None
             cache.put([row], source, count)
+        if count and not self.least and cache.inputs is not None:  # positions ahead of any image
+            cache.inputs = model.open(cache.rows, 1).inputs
         return count
 
     def stops(self, model: LanguageModel, cache: Any, start: int) -> dict[int, list[int]]:

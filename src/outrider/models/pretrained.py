@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import (
     AutoConfig,
+    AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
     PretrainedConfig,
@@ -121,6 +122,17 @@ def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBa
     except ValueError as error:
         raise _explained(error, where) from error
     return made
+
+
+def read_processor(where: str, trust: bool) -> Any:
+    """What makes tensors of images or sound: a folder's or hub name's processor.
+
+    Raises ConfigurationError for code nobody asked for.
+    """
+    try:
+        return AutoProcessor.from_pretrained(where, trust_remote_code=trust)
+    except ValueError as error:
+        raise _explained(error, where) from error
 
 
 def read_generation_config(where: str) -> GenerationConfig:

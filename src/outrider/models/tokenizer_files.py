@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from outrider import arguments
 from outrider.errors import ConfigurationError, RemoteCodeRefused
 from outrider.models import gguf, pretrained
+from outrider.models.config import read
 from outrider.models.foreign_errors import first_line, kind_of
 from outrider.types import Tokenizer
 
@@ -81,11 +82,19 @@ def beside(given: str | Path, role: str, trust: bool) -> PreTrainedTokenizerBase
     return made
 
 
+def is_processor(given: object) -> bool:
+    """Whether it reads images or sound besides text: a processor, which has a tokenizer."""
+    return read(given, "tokenizer", PreTrainedTokenizerBase) is not None
+
+
 def read_tokenizer(
     given: str | Path | PreTrainedTokenizerBase, trust: bool = False
 ) -> PreTrainedTokenizerBase:
     """A tokenizer that was given by path, hub name or as an object."""
     if not isinstance(given, (str, Path)):
+        inner = read(given, "tokenizer", PreTrainedTokenizerBase)
+        if inner is not None:  # a processor's
+            return inner
         if not isinstance(given, Tokenizer):
             do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
             arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)

@@ -24,6 +24,7 @@ REASONS: dict[str, str] = {
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",
+    "paligemma": "its prompts are one block, whose tokens see what stands behind them",
     **dict.fromkeys(("nllb-moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _STREAMS),
     "fsmt": "its forward cuts the text to the last token by itself",

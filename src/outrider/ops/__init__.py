@@ -28,9 +28,8 @@ tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds
 """
 
 from outrider.ops.backend import NAMES, Judge, chosen, dispatched, fused, use
-from outrider.ops.reference import beam, draws, laws, walking
-from outrider.ops.reference.beam import Survivors
-from outrider.ops.reference.draws import greedily, largest, merit, perturbed
+from outrider.ops.reference import draws, laws, walking
+from outrider.ops.reference.draws import Survivors, greedily, largest, merit, perturbed
 from outrider.ops.reference.laws import draw, probs, residual, scaled, select, stack
 from outrider.ops.reference.walking import follow
 
@@ -42,7 +41,7 @@ sample = dispatched(draws.sample)
 settle = dispatched(walking.settle)
 several = dispatched(draws.several)
 streams = dispatched(draws.streams)
-survivors = dispatched(beam.survivors)
+survivors = dispatched(draws.survivors)
 
 __all__ = [
     "NAMES",

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Annotated, Any, NamedTuple
 
@@ -56,6 +56,8 @@ RESPONSES = "/v1/responses"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 #: Of a recording: as much as OpenAI takes, and it is no JSON.
 RECORDING = Sizes(body_bytes=25 << 20, body_seconds=120.0, depth=None)
+#: Chats with images and recordings in base64.
+WITH_MEDIA = Sizes(body_bytes=48 << 20, body_seconds=120.0)
 #: The page asks nobody but this server.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -79,6 +81,7 @@ class ServerConfig:
     still_seconds  without the end of a turn, after which /health says 503
     hosts         names by which clients may ask (the header Host); none: any
     tool_call_parser, reasoning_parser  how answers are taken apart; None: by the chat template
+    allow_remote_media  whether images of messages may be fetched from other machines
     """
 
     names: tuple[str, ...]
@@ -96,6 +99,7 @@ class ServerConfig:
     still_seconds: float = STILL_SECONDS
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    allow_remote_media: bool = False
 
     def parsers(self, known: TextModelInfo) -> Parsers:
         """How a model's answers are taken apart. Raises UnknownName."""
@@ -124,6 +128,11 @@ def build_app(speculator: Speculator, service: ServerConfig) -> Server:
 def build_app_for(known: ModelInfo, loop: EngineProtocol, service: ServerConfig) -> Server:
     """The application of a model that is decoded by `loop`, here or in another process."""
     counts = ServerMetrics(service.prefix, service.names[0])
+    others = {TRANSCRIPTIONS: RECORDING}
+    if isinstance(known, TextModelInfo):
+        known = replace(known, remote_media=service.allow_remote_media)
+        if known.media is not None:
+            others[CHATS] = WITH_MEDIA
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
@@ -144,7 +153,7 @@ def build_app_for(known: ModelInfo, loop: EngineProtocol, service: ServerConfig)
         app,
         tuple(service.keys),
         free,
-        others={TRANSCRIPTIONS: RECORDING},
+        others=others,
         hosts=tuple(service.hosts),
     )
     if service.origins:  # in front of the guard: a browser asks whether it may without a key

@@ -8,6 +8,7 @@ from typing import Any
 from outrider.errors import OutriderError
 from outrider.server.errors import APIError
 from outrider.server.grammar import Thought, ToolCalls, answer_grammar
+from outrider.server.media import media_prompt
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import allowed
 from outrider.server.model_info import TextModelInfo
@@ -15,6 +16,7 @@ from outrider.server.protocol import ChatCompletionRequest
 from outrider.server.reasoning_parsers import ReasoningParser, reasoning_parser
 from outrider.server.tool_parsers import ToolParser, chat_template, tool_parser
 from outrider.text.tokens import chat
+from outrider.types import MultiModalInputs
 
 #: What the server says to a template itself.
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
@@ -56,6 +58,7 @@ class ChatPrompt:
     calls: ToolCalls | None = None
     reasoning: ReasoningParser | None = None
     opened: bool = False
+    inputs: MultiModalInputs | None = None  #: images and sound of its messages
 
     @property
     def special(self) -> bool:
@@ -109,12 +112,17 @@ def chat_prompt(known: TextModelInfo, parsers: Parsers, body: ChatCompletionRequ
         calls = ToolCalls(choice, parsers.tools)
         more["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     try:
-        ids = chat(tokenizer, [message.turn() for message in body.messages], template=more)
+        turns, inputs = [message.turn() for message in body.messages], None
+        if any(message.media for message in body.messages):
+            ids, inputs = media_prompt(known.media, turns, more, known.remote_media)
+        else:
+            ids = chat(tokenizer, turns, template=more)
     except OutriderError as error:
         raise APIError(str(error), "messages") from error
     state = None if parsers.reasoning is None else parsers.reasoning.state(tokenizer, ids)
     reasoning = None if state is None else parsers.reasoning
-    return ChatPrompt(ids, tokenizer, known.eos_ids, calls, reasoning, bool(state))
+    opened = bool(state)
+    return ChatPrompt(ids, tokenizer, known.eos_ids, calls, reasoning, opened, inputs)
 
 
 def _said_to_template(body: ChatCompletionRequest) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def build_engine(
         fingerprint(speculator),
         speculator.defaults,
         {name: fingerprint(speculator, name) for name in adapters},
+        speculator.media,
     )
     return known, EngineLoop(
         run, room.max_num_seqs, room.max_queued_requests, most_still=most_still

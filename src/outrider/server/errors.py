@@ -11,6 +11,7 @@ from outrider.errors import (
     AudioError,
     CapacityError,
     ConfigurationError,
+    ImageError,
     OutriderError,
     PromptError,
 )
@@ -35,7 +36,7 @@ def unknown_model(name: str, served: Sequence[str]) -> APIError:
 
 _TRIED = re.compile(r"str|.*\[.+\]")  #: how pydantic names a kind: list[str]; not a form's field[]
 #: What a request itself is to blame for; other errors of ours are the server's.
-_ITS_OWN = (ConfigurationError, PromptError, CapacityError, AudioError)
+_ITS_OWN = (ConfigurationError, PromptError, CapacityError, AudioError, ImageError)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
 
 

@@ -1,6 +1,7 @@
 """Messages of a conversation and the tools that it may use, as OpenAI's clients write them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -58,7 +59,7 @@ MOST_TOOLS = 128
 
 
 class Text(Body):
-    """A part of a message. Images and audio have no place here."""
+    """A part of a message."""
 
     type: Literal["text"]
     text: str
@@ -69,6 +70,42 @@ class Refused(Body):
 
     type: Literal["refusal"]
     refusal: str
+
+
+class ImageURL(Body):
+    """Where an image is: a data URL, or one to be fetched where the server allows that.
+
+    `detail` is taken as it comes: the model's own processor says how an image is read.
+    """
+
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class ImagePart(Body):
+    """An image in a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+class InputAudio(Body):
+    """A recording: a file in base64."""
+
+    data: str
+    format: Annotated[str, Field(pattern=r"^[a-z0-9]{1,8}$")]
+
+
+class AudioPart(Body):
+    """A recording in a message."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+#: Parts of a message that are not text.
+MediaPart = ImagePart | AudioPart
+Part = Annotated[Text | Refused | ImagePart | AudioPart, Field(discriminator="type")]
 
 
 class CalledFunction(Body):
@@ -107,7 +144,7 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Text | Refused] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
     tool_call_id: str | None = None
@@ -121,12 +158,20 @@ class Message(Body):
             for field in ("tool_calls", "reasoning_content", "refusal", "annotations"):
                 if getattr(self, field) is not None:
                     raise ValueError(f"{field} is an assistant's; got role {self.role!r}")
+        if self.media and self.role not in ("user", "tool"):
+            raise ValueError(f"images and recordings are a user's; got role {self.role!r}")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise ValueError("tool_call_id goes with role 'tool', and with no other")
         said = self.content is not None or self.tool_calls or self.refusal is not None
         if not said:
             raise ValueError("content is missing; write text, or parts of it")
         return self
+
+    @property
+    def media(self) -> list[MediaPart]:
+        """Its images and recordings."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part for part in parts if isinstance(part, MediaPart)]
 
     @property
     def text(self) -> str:
@@ -137,6 +182,8 @@ class Message(Body):
         """As chat templates read it: arguments of calls are objects there."""
         role = "system" if self.role == "developer" else self.role
         turn: dict[str, Any] = {"role": role, "content": self.text}
+        if self.media and isinstance(self.content, list):
+            turn["content"] = [part.model_dump() for part in self.content]
         for field in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, field) is not None:
                 turn[field] = getattr(self, field)
@@ -250,8 +297,9 @@ def allowed(
     return Allowed(functions, must, named, together and not named)
 
 
-def plain(content: str | list[Text] | list[Text | Refused]) -> str:
+def plain(content: str | Sequence[Text | Refused | MediaPart]) -> str:
     """The text of a message or a prediction."""
     if isinstance(content, str):
         return content
-    return "".join(part.text if isinstance(part, Text) else part.refusal for part in content)
+    said = (part for part in content if isinstance(part, Text | Refused))
+    return "".join(part.text if isinstance(part, Text) else part.refusal for part in said)

@@ -10,6 +10,7 @@ from typing import Any
 from outrider.server.speculation_methods import MethodSet
 from outrider.speech.vocabulary import Vocabulary
 from outrider.text.decoder_prompt import SILENT, ModelDefaults
+from outrider.text.media_processor import MediaProcessor
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class TextModelInfo:
     fingerprint: str
     defaults: ModelDefaults = SILENT  #: of the model's generation configuration
     adapters: Mapping[str, str] = field(default_factory=dict)  #: their fingerprints by name
+    media: MediaProcessor | None = None  #: of models whose prompts may hold images or sound
+    remote_media: bool = False  #: whether images may be fetched from other machines
 
     def fingerprint_of(self, model: str) -> str:
         """That of an adapter, or of the target under whatever name."""

@@ -167,10 +167,14 @@ class RequestParser:
                     num_speculative_tokens=depth,
                     written=len(had),
                     lora_name=adapter,
+                    inputs=None if chat is None else chat.inputs,
                 )
                 choice = self._choice(index, source, method, request, stop, chat)
                 choice.tells_ids, choice.predicted = body.return_token_ids, predicted
                 choice.best, choice.silent, choice.prompt_top = best, silent, body.prompt_logprobs
+                if top is not None and chat is not None and chat.inputs is not None:
+                    what = "log-probabilities of a prompt with images or sound are not told"
+                    raise APIError(f"{what}; leave prompt_logprobs out", "prompt_logprobs")
                 if top is not None:
                     choice.scored = Request(
                         ids,

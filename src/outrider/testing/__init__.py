@@ -11,8 +11,8 @@ Needs no test framework; inside one, run the CHECKS one by one.
 from transformers import PreTrainedModel
 
 from outrider.models import TransformersRunner
-from outrider.testing import checks, rule_checks, runner_checks, sourced
-from outrider.testing.case import CHECKS, SETTINGS, Case, Check, Maker
+from outrider.testing import checks, runner_checks, sourced
+from outrider.testing.checks import CHECKS, SETTINGS, Case, Check, Maker
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
 from outrider.testing.models import PROMPTS, RUNNERS, VOCAB, llama, pair, perturbed
@@ -50,7 +50,7 @@ def check_verifier(rule: Verifier) -> None:
     >>> from outrider import verifiers
     >>> check_verifier(verifiers.get("match"))
     """
-    rule_checks.check_rule(rule)
+    runner_checks.check_rule(rule)
 
 
 def check_runner(runner: type[TransformersRunner], model: PreTrainedModel) -> None:

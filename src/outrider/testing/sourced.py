@@ -19,7 +19,7 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.models import TreeDecoder, adapt
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.testing.case import Case, check, expect
+from outrider.testing.checks import Case, check, expect
 from outrider.testing.models import PROMPTS, VOCAB, disturb, pair
 from outrider.types import Inputs, LanguageModel, Verifier
 

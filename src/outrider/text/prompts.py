@@ -1,6 +1,6 @@
 """What users give to be answered, as the engine takes it: prompts, sources and references."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
@@ -14,8 +14,9 @@ from outrider.drafters import DRAFTERS, Root
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError
 from outrider.text.decoder_prompt import DecoderPrompt
+from outrider.text.media_processor import MediaProcessor, has_media
 from outrider.text.tokens import encode, separate
-from outrider.types import Drafter, Inputs, LanguageModel, Tokenizer
+from outrider.types import Drafter, Inputs, LanguageModel, MultiModalInputs, Tokenizer
 
 #: A text or its token ids.
 Text: TypeAlias = str | Sequence[int]
@@ -26,15 +27,20 @@ class EncodedPrompts(NamedTuple):
     """One entry for each answer that is to be written."""
 
     prompts: list[list[int]]  #: the tokens that the answer goes on from
-    inputs: list[Inputs] | None  #: what is read besides
+    inputs: Sequence[Inputs | MultiModalInputs | None] | None  #: what is read besides
     references: list[list[int]]  #: what may be copied
+
+    @property
+    def sources(self) -> list[Inputs]:
+        """What an encoder reads for them."""
+        return [one for one in self.inputs or () if isinstance(one, Inputs)]
 
     def repeated(self, copies: int) -> "EncodedPrompts":
         """Each so many times, one after another."""
         prompts, inputs, references = self
         return EncodedPrompts(
             _times(prompts, copies),
-            None if inputs is None else _times(inputs, copies),
+            None if inputs is None else _times(list(inputs), copies),
             _times(references, copies),
         )
 
@@ -51,6 +57,7 @@ class PromptEncoder:
     tokenizer: Tokenizer | None
     opening: DecoderPrompt | None
     eos_ids: Sequence[int]
+    media: MediaProcessor | None = None  #: of a model whose prompts may hold images or sound
 
     def read(
         self, prompts: object, begun: object = None, reference: object = None
@@ -82,8 +89,27 @@ class PromptEncoder:
                 "the model reads text alone; got features; give text or token ids, or load a "
                 "model that reads audio or pixels"
             )
-        ids = [encode(self.tokenizer, prompt, number) for number, prompt in enumerate(batch)]
-        return EncodedPrompts(ids, None, self._references(reference, len(ids)))
+        each = [self._prompt(prompt, number) for number, prompt in enumerate(batch)]
+        ids = [tokens for tokens, _ in each]
+        media = [inputs for _, inputs in each] if any(inputs for _, inputs in each) else None
+        return EncodedPrompts(ids, media, self._references(reference, len(ids)))
+
+    def _prompt(self, prompt: object, number: int) -> tuple[list[int], MultiModalInputs | None]:
+        """Token ids of a prompt, and its images or sound."""
+        ready = isinstance(prompt, Mapping)
+        if not ready and not has_media(prompt):
+            return encode(self.tokenizer, prompt, number), None
+        if self.media is None:
+            raise ConfigurationError(
+                f"the model reads text alone; got prompt {number} with images or sound; give text "
+                "or token ids, or load an image-text or audio language model"
+            )
+        if not isinstance(prompt, Mapping):
+            assert isinstance(prompt, Sequence)
+            return self.media.conversation(prompt, number)
+        if "input_ids" in prompt:
+            return self.media.ready(prompt, number)
+        return self.media.prompt(prompt, number)
 
     def _source(self, given: object, number: int) -> Inputs:
         """One row that the encoder reads."""
@@ -146,12 +172,18 @@ def sources(prompts: object) -> list[object]:
     """
     if isinstance(prompts, Inputs):
         return [prompts.take([row]) for row in range(len(prompts.mask_BS))]
-    if is_features(prompts):
+    if is_features(prompts) or _is_ready(prompts):
         return [prompts]
     if isinstance(prompts, (list, tuple)):
-        if any(is_features(one) or isinstance(one, Inputs) for one in prompts):
+        several = (is_features(one) or isinstance(one, Inputs) or _is_ready(one) for one in prompts)
+        if any(several):
             return list(prompts)
     return separate(prompts)
+
+
+def _is_ready(given: object) -> bool:
+    """Whether it is a prompt with its images: a processor's output, or a mapping as vLLM's."""
+    return isinstance(given, Mapping) and not {"input_ids", "multi_modal_data"}.isdisjoint(given)
 
 
 def is_features(given: object) -> TypeGuard[Tensor | NDArray[Any]]:

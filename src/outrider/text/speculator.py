@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from outrider.speech.settings import TranscribeOptions as SpeechOptions
     from outrider.speech.speech_model import WhisperModel
     from outrider.speech.transcriber import Transcription
+    from outrider.text.media_processor import MediaProcessor
 
 # Answers by beam search: the finished beams as texts.
 
@@ -54,7 +55,7 @@ def beamed(
     """
     from outrider.engine.beam_search.decode import search
 
-    given: Sequence[Inputs | None] = asked.inputs or [None] * len(asked.prompts)
+    given: Sequence[Any] = asked.inputs or [None] * len(asked.prompts)
     every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
     rows = zip(every, adapters, strict=True)
     requests = [Request(*each, lora_name=name) for each, name in rows]
@@ -117,9 +118,16 @@ def check(stops: Sequence[Stop], useless: dict[str, object]) -> None:
         )
 
 
-#: Text, token ids or a conversation; an encoder may also read an array of features, or `Inputs`.
+#: Text, token ids or a conversation; an encoder may also read an array of features, or `Inputs`; a
+#: mapping is what a processor made of one prompt, or a text with its `multi_modal_data`.
 Prompt: TypeAlias = (
-    str | Sequence[int] | Sequence[Mapping[str, Any]] | NDArray[np.floating[Any]] | Tensor | Inputs
+    str
+    | Sequence[int]
+    | Sequence[Mapping[str, Any]]
+    | Mapping[str, Any]
+    | NDArray[np.floating[Any]]
+    | Tensor
+    | Inputs
 )
 
 
@@ -156,6 +164,7 @@ class Speculator:
         opening: DecoderPrompt | None = None,
         hearing: "WhisperModel | None" = None,
         defaults: ModelDefaults = SILENT,
+        media: "MediaProcessor | None" = None,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.eos_ids = tuple(eos_ids)
@@ -163,6 +172,7 @@ class Speculator:
         self.opening = opening  #: how answers begin, for encoder-decoders
         self.defaults = defaults  #: of the generation configuration, for decoder-only models
         self.hearing = hearing  #: what transcription needs besides, for speech-to-text models
+        self.media = media  #: what reads images and sound of prompts, for models that do
 
     @property
     def rules(self) -> SamplingParams:
@@ -180,7 +190,7 @@ class Speculator:
         """
         engine = Engine(self.engine.target, drafter, rule, graphs=self.engine.graphs)
         more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing, self.defaults)
-        return Speculator(engine, *more)
+        return Speculator(engine, *more, self.media)
 
     def plain(self, shared_noise: bool = False) -> "Speculator":
         """Ordinary decoding with the same target; `shared_noise` by the noise that drafts share."""
@@ -195,7 +205,9 @@ class Speculator:
     ) -> Generation:
         """Complete one prompt or a batch; every row has its own sampling and stop settings.
 
-        A prompt is text, token ids, or a list of messages for the chat template. For an
+        A prompt is text, token ids, or a list of messages for the chat template; those of an
+        image-text or audio language model may have images and sound, and a prompt may be what the
+        model's own processor made (docs/images.md). For an
         encoder-decoder it is the source: text, ids, or an array of what its processor makes of one
         recording (frames [S, F], samples [S]) or image ([C, H, W]). See `GenerateOptions`.
 
@@ -291,7 +303,8 @@ class Speculator:
         """What is asked, as the engine takes it."""
         if reference is not None:
             refuse_useless(self.engine.drafter)
-        reader = PromptEncoder(self.engine.target, self.tokenizer, self.opening, self.eos_ids)
+        target, tokenizer, eos_ids = self.engine.target, self.tokenizer, self.eos_ids
+        reader = PromptEncoder(target, tokenizer, self.opening, eos_ids, self.media)
         return reader.read(prompts, begun, reference)
 
     @overload

@@ -19,10 +19,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError
-from outrider.models import layer_subset_source, reads_more
+from outrider.models import layer_subset, reads_more
 from outrider.models.config import vocabulary_of
-from outrider.models.layer_subset import depth
-from outrider.models.layer_subset_source import check
+from outrider.models.layer_subset import check, depth
 from outrider.models.sources import ModelSource
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
@@ -184,7 +183,7 @@ def _suits(task: Task, config: PretrainedConfig) -> None:
             "which reads an input of another kind; give a decoder-only target"
         )
     if task.kind == "layers":
-        check(layer_subset_source.LayerSubset(_layers(config, task)), config, task.target)
+        check(layer_subset.LayerSubset(_layers(config, task)), config, task.target)
 
 
 def _texts(

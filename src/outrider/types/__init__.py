@@ -51,6 +51,7 @@ from outrider.types.models import (
     RowStore,
     Tokenizer,
 )
+from outrider.types.multi_modal import MultiModalInputs
 
 __all__ = [
     "CONTEXT",
@@ -74,6 +75,7 @@ __all__ = [
     "Inputs",
     "LanguageModel",
     "Laws",
+    "MultiModalInputs",
     "Nodes",
     "Outcome",
     "Output",

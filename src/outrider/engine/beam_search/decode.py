@@ -182,12 +182,12 @@ def prepared(
     stops = [request.limits.stop_ids for request in requests]
     asked = [request.sampling for request in requests]
     settings = logits_processors.validate(asked, prompts, stops, target.vocab_size, device)
-    inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
+    inputs = encoded(target, [r.source for r in requests if r.source is not None])
     shapers, rules = [], []
     for request, how in zip(requests, settings, strict=True):
         limit, _ = request.end(target.context)
         ids = request.limits.stop_ids
-        source = source_ids(request.inputs)
+        source = source_ids(request.source)
         vocab = target.vocab_size
         shapers.append(shaper(how, request.prompt, ids, vocab, device, limit, source))
         drawn = None
@@ -198,7 +198,8 @@ def prepared(
     capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
     # what was scored ahead of a beam that goes on stays for as many steps
     capacity = target.width(capacity + 2 * ahead + 2 * NARROW)
-    oracle = PrefixScorer(target, prompts, capacity, inputs, shapers)
+    media = [request.media for request in requests]
+    oracle = PrefixScorer(target, prompts, capacity, inputs, shapers, media=media)
     wear(oracle.cache, requests)
     return Prepared(oracle, rules, shapers, inputs)
 

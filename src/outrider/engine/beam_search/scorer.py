@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import CapacityError
+from outrider.models.decoder import media_of
 from outrider.models.prefill import behind, inference, ingest, width
-from outrider.types import Cache, Inputs, LanguageModel, Nodes
+from outrider.types import Cache, Inputs, LanguageModel, MultiModalInputs, Nodes
 
 # Texts that share their beginnings: each is a parent and one more token.
 
@@ -120,6 +121,7 @@ class PrefixScorer:
     capacity  slots of a row: prompt, beams, and what is scored ahead
     inputs    what the rows read besides their text, all rows as one
     roots     the prompts as another oracle knows them, if both answer one search
+    media     images or sound of each prompt, if any has some
     shapers   what each row's penalties and bans make of log-probabilities; None: nothing
     """
 
@@ -131,6 +133,7 @@ class PrefixScorer:
         inputs: Inputs | None = None,
         shapers: Sequence[Shaper | None] | None = None,
         roots: Sequence[Prefix] | None = None,
+        media: Sequence[MultiModalInputs | None] = (),
     ) -> None:
         self.model, self.capacity = model, capacity
         self._shapers = shapers or [None] * len(prompts)
@@ -140,6 +143,7 @@ class PrefixScorer:
         self._device = torch.device(model.device)
         self.cache: Cache = model.open(len(prompts), capacity, inputs)
         self._unread: Sequence[Sequence[int]] = prompts
+        self._media = media if any(media) else ()
         sizes = [len(prompt) - 1 for prompt in prompts]
         self._settled_B = torch.tensor(sizes, device=self._device)
 
@@ -150,10 +154,26 @@ class PrefixScorer:
         That is done when something is asked for, if not before: a draft may never be asked.
         """
         if self._unread:
-            tokens_BL = self._tokens(self._unread)
-            count = tokens_BL.shape[1] - 1
-            ingest(self.model, self.cache, tokens_BL, count, settled_B=self._settled_B)
-        self._unread = ()
+            if self._media:
+                self._read_one_by_one(self._unread)
+            else:
+                tokens_BL = self._tokens(self._unread)
+                count = tokens_BL.shape[1] - 1
+                ingest(self.model, self.cache, tokens_BL, count, settled_B=self._settled_B)
+        self._unread = self._media = ()
+
+    def _read_one_by_one(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Read prompts of which some have images, each in a cache of its own that is copied."""
+        for row, (prompt, inputs) in enumerate(zip(prompts, self._media, strict=True)):
+            own = self.model.open(1, self.capacity)
+            start, count = 0, len(prompt) - 1
+            if inputs is not None:
+                reader = media_of(self.model)
+                assert reader is not None
+                start, _ = reader.read_media(own, prompt, inputs)
+            tokens, settled = self._tokens([prompt]), self._settled_B[row : row + 1]
+            ingest(self.model, own, tokens, count, settled_B=settled, start=min(start, count))
+            self.cache = self.cache.put([row], own)
 
     def _tokens(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, prompts))

@@ -6,9 +6,9 @@ from typing import Any
 
 from outrider.drafters.recipes import DraftOptions, Recipe
 from outrider.engine.speculation_policy.adaptive import Adaptive
-from outrider.engine.speculation_policy.fixed_length import FixedLength
 from outrider.engine.speculation_policy.protocol import (
     BatchView,
+    FixedLength,
     PlannedRow,
     Planner,
     PlanReport,

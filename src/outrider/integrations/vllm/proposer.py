@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from outrider import drafters
-from outrider.drafters import DrafterParts, DraftOptions, deterministic_tree, ngram_file
+from outrider.drafters import DrafterParts, DraftOptions, deterministic_tree, ngram_table
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams, rows
 from outrider.types import Context, Draft, Drafter, DrawKind, Laws, Scores, Verdict
@@ -92,7 +92,7 @@ class Proposer:
             )
         count = vllm_config.speculative_config.num_speculative_tokens
         parts = DrafterParts(
-            table=ngram_file.opened(table), vocab_size=vllm_config.model_config.get_vocab_size()
+            table=ngram_table.opened(table), vocab_size=vllm_config.model_config.get_vocab_size()
         )
         self.drafter: Drafter = drafters.make(name, parts, DraftOptions(count, **asked))
         self._longest = vllm_config.model_config.max_model_len

@@ -1,14 +1,16 @@
 """Heads: small modules that draft from the target's hidden states."""
 
+from pathlib import Path
+
 from outrider.models.draft_source import TargetBoundSource
+from outrider.models.heads import formats
 from outrider.models.heads.autoregressive_head import (
     AutoregressiveHead,
     HeadCache,
     StateHead,
 )
 from outrider.models.heads.blockwise import Blockwise, BlockwiseSource, ParallelHead
-from outrider.models.heads.dflash import DFlash, DFlashConfig, MaskedBlockHead
-from outrider.models.heads.dflash_source import DFlashSource
+from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashSource, MaskedBlockHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
 from outrider.models.heads.formats import save
 from outrider.models.heads.model import HeadModel
@@ -26,6 +28,8 @@ def source_of(given: object, target: ModelSource) -> TargetBoundSource | None:
     Raises ConfigurationError and VocabularyMismatch for a head that cannot be used.
     """
     kind = next((kind for kind in SOURCES if kind.reads(given)), None)
+    if kind is None and isinstance(given, (str, Path)):
+        formats.refuse_unknown(Path(given))
     return None if kind is None else kind(target, given)
 
 

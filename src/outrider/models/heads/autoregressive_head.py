@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.models.cache import SlotCache
-from outrider.models.heads import states
 from outrider.models.heads.eagle3 import HeadStates
+from outrider.models.heads.model import open_states, read_states, write_states
 from outrider.row_params import RowTable
 from outrider.tree import numbers
 from outrider.types import Nodes
@@ -67,8 +67,8 @@ class HeadCache(RowTable):
         """An empty one for a head of so many layers."""
         return cls(
             SlotCache(layers, rows, capacity),
-            states.store(rows, capacity),
-            states.store(rows, capacity),
+            open_states(rows, capacity),
+            open_states(rows, capacity),
             torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
@@ -103,7 +103,7 @@ class AutoregressiveHead:
         """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
         if hidden:
             fused = self.head.fuse([state.to(self.dtype) for state in hidden])
-            states.write(cache.told, slots_BQ, wide, fused)
+            write_states(cache.told, slots_BQ, wide, fused)
         cache.known_B.copy_(known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
@@ -128,7 +128,7 @@ class AutoregressiveHead:
             seen = seen & (positions_BQ[..., None] - slot_W < self.head.window)
         cache.entries.begin(slots_BQ, wide, 0)
         made = self.head.entries(nodes._replace(visible_BQW=seen), state, cache.entries)
-        states.write(cache.own, slots_BQ, wide, made.next_BQE)
+        write_states(cache.own, slots_BQ, wide, made.next_BQE)
         if last is not None:
             made = HeadStates(*(state[:, -last:] for state in made))
         return self.head.logits(made)
@@ -136,7 +136,7 @@ class AutoregressiveHead:
     def _states(self, cache: HeadCache, slots_BQ: Tensor) -> Tensor:
         """The states [B, Q, E] in these slots: the target's, or the head's own; none in slot -1."""
         head, at_BQ = self.head, slots_BQ.clamp(min=0)
-        told = states.read(cache.told, at_BQ, head.width, head.dtype)
-        own = states.read(cache.own, at_BQ, head.width, head.dtype)
+        told = read_states(cache.told, at_BQ, head.width, head.dtype)
+        own = read_states(cache.own, at_BQ, head.width, head.dtype)
         known = (slots_BQ < cache.known_B[:, None])[..., None]
         return torch.where(known, told, own).masked_fill(slots_BQ[..., None] < 0, 0.0)

@@ -32,9 +32,8 @@ from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
-from outrider.models.heads import states
 from outrider.models.heads.formats import said
-from outrider.models.heads.model import HeadModel
+from outrider.models.heads.model import HeadModel, open_states, read_states, write_states
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 from outrider.row_params import RowTable
@@ -60,7 +59,7 @@ class Blockwise(nn.Module):
     """`count` heads of width `wide`, each with a layer of `inner` units; `output_KE` is lent.
 
     >>> heads = Blockwise(3, 576, 1152, target.get_output_embeddings().weight)  # doctest: +SKIP
-    >>> heads.logits(heads(states))                       # [B, T, 3, V]        # doctest: +SKIP
+    >>> heads.logits(heads(states))                      # [B, T, 3, V]        # doctest: +SKIP
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class ParallelHead:
     def open(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache."""
         known_B = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        return BlockCache(states.store(rows, capacity), known_B)
+        return BlockCache(open_states(rows, capacity), known_B)
 
     def learn(
         self,
@@ -128,7 +127,7 @@ class ParallelHead:
     ) -> None:
         """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
         if hidden:
-            states.write(cache.told, slots_BQ, wide, hidden[0])
+            write_states(cache.told, slots_BQ, wide, hidden[0])
         cache.known_B.copy_(known_B)
 
     def keep(self, cache: BlockCache, first_B: Tensor, path_BD: Tensor) -> None:
@@ -139,7 +138,7 @@ class ParallelHead:
         """[B, Q or last, K]; nothing is written: the law of a depth is known without a token."""
         at_BQ = nodes.positions_BQ if last is None else nodes.positions_BQ[:, -last:]
         known_B1, count, wide = cache.known_B[:, None], self.heads.count, self.heads.wide
-        state = states.read(cache.told, (known_B1 - 1).clamp(min=0), wide, self.dtype)
+        state = read_states(cache.told, (known_B1 - 1).clamp(min=0), wide, self.dtype)
         made = self.heads(state.masked_fill(known_B1[..., None] == 0, 0.0))[:, 0]  # [B, heads, E]
         which = at_BQ - known_B1
         pick = which.clamp(0, count - 1)[..., None].expand(-1, -1, wide)

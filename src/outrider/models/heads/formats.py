@@ -10,6 +10,7 @@ worse tokens, and nobody knows why.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,12 +21,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import unsupported
 from outrider.models.foreign_errors import pickled
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
-from outrider.models.heads.head import DraftHead
+from outrider.models.heads.model import DraftHead
 from outrider.models.sources import ModelSource
 
 SPECULATORS, ORIGINAL = "speculators", "original"
@@ -61,6 +63,8 @@ _EAGLE = {
     "parallel_draft_heads_num_layers": 1,
     "has_lm_head": True,
 }
+#: What configurations of heads say of themselves.
+_HEADS = re.compile("draft|eagle|hydra|medusa|mtp|pard|speculat", re.IGNORECASE)
 #: Older names of fields of a decoder's configuration, and those that change nothing here.
 LAYER_TOO = frozenset(
     {"rope_theta", "rope_scaling", "pretraining_tp", "max_window_layers", "sliding_window"}
@@ -93,6 +97,26 @@ def layout(fields: Mapping[str, Any]) -> str | None:
     return ORIGINAL if "draft_vocab_size" in fields or "eagle_config" in fields else None
 
 
+def refuse_unknown(folder: Path) -> None:
+    """Refuse a folder that calls itself a head, in a form that nothing here reads, and no model.
+
+    Raises ConfigurationError, which says what was found and what is known.
+    """
+    fields = said(folder)
+    kind, made = fields.get("model_type"), fields.get("architectures") or []
+    names = [name for name in (kind, *made, *fields) if isinstance(name, str)]
+    found = [name for name in names if _HEADS.search(name)]
+    if kind in CONFIG_MAPPING_NAMES or "auto_map" in fields or not found:
+        return
+    raise unfit(
+        folder,
+        f"a head of a form that is not known: model_type={kind!r}, architectures={made}, "
+        f"and {found[0]!r}",
+        "known are EAGLE-3 (its authors' and speculators' layout), DFlash, blockwise heads "
+        "(blockwise_heads), and layers in the target's own checkpoint (draft='mtp')",
+    )
+
+
 def read(folder: Path, target: PretrainedConfig) -> Checkpoint:
     """The head in a folder, for a target of this (decoder's) configuration.
 
@@ -100,9 +124,9 @@ def read(folder: Path, target: PretrainedConfig) -> Checkpoint:
     fit the target.
     """
     fields = said(folder)
-    weights = weights_of(folder)
     asked = _speculators if layout(fields) == SPECULATORS else _original
     config, sure = asked(folder, fields, int(target.num_hidden_layers))
+    weights = weights_of(folder)
     if "fc.weight" not in weights:
         raise unfit(folder, "no tensor fc.weight", "give a folder with an EAGLE-3 head")
     wide = int(target.hidden_size)

@@ -1,7 +1,8 @@
 """Multi-token prediction layers that checkpoints of some families bring (DeepSeek-V3 and others).
 
 transformers has the layers, reads them and puts them together for every family whose
-configuration names `num_mtp_layers` (`modeling_layers.MtpModel`). A layer makes a token's entry
+configuration names `num_mtp_layers` (`modeling_layers.MtpModel`); those of Qwen3-Next and Qwen3.5
+are read by `mtp_checkpoint`. A layer makes a token's entry
 from the token and the target's last state of the token before it; below drafted tokens it reads
 its own output.
 """
@@ -27,6 +28,7 @@ from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read
 from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
+from outrider.models.heads import mtp_checkpoint
 from outrider.models.heads.autoregressive_head import AutoregressiveHead
 from outrider.models.heads.eagle3 import HeadStates
 from outrider.models.heads.model import HeadModel
@@ -151,8 +153,10 @@ class MtpSource(TargetBoundSource):
         super().__init__(target, given)
         self.config = target.config
         count = read(decoder_of(target.config), "num_mtp_layers", int)
-        if not count:
-            keys, more = _stored(target), ""
+        keys = [] if count else _stored(target)
+        self._unbuilt = mtp_checkpoint.is_whole(keys)  #: transformers drops it at load
+        if not count and not self._unbuilt:
+            more = ""
             if keys:
                 more = (
                     f" ({len(keys)} tensors of its checkpoint are such layers', first {keys[0]}, "
@@ -163,7 +167,7 @@ class MtpSource(TargetBoundSource):
                 f"draft='{MTP}' is the multi-token prediction layer of a target; got {target}, "
                 f"which has none{more}; use another draft"
             )
-        if count > 1:
+        if count is not None and count > 1:
             _log.info("%s brings %d such layers: the first drafts all tokens", target, count)
         self._made: Any = read(modeling_layers, "MtpModel", type)
         if self._made is None:
@@ -181,7 +185,10 @@ class MtpSource(TargetBoundSource):
 
     def _loaded(self, model: PreTrainedModel) -> Any:
         try:
-            made = pretrained.read_mtp(self._made, model, device_map={"": model.device})
+            if self._unbuilt:
+                made = mtp_checkpoint.read(self._made, model, Path(self.target.given))
+            else:
+                made = pretrained.read_mtp(self._made, model, device_map={"": model.device})
         except (OSError, RuntimeError, ValueError) as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             if not _stored(self.target):

@@ -12,7 +12,7 @@ from outrider.models import weight_only
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
-from outrider.models.heads import eagle3_cpu, formats
+from outrider.models.heads import eagle3, formats
 from outrider.models.heads.autoregressive_head import AutoregressiveHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.model import HeadModel
@@ -57,9 +57,9 @@ class HeadSource(TargetBoundSource):
             self._taps = self._measured(model, setting.dtype)
         head = self.head(model, self._taps, setting.dtype)
         int8 = setting.draft_dtype == "int8"
-        if eagle3_cpu.fits(head):
+        if eagle3.fits(head):
             positions = read(decoder_of(self.target.config), "max_position_embeddings", int) or 0
-            made = eagle3_cpu.Eagle3Cpu(head, setting.packed, positions, int8)
+            made = eagle3.Eagle3Cpu(head, setting.packed, positions, int8)
             return HeadModel(AutoregressiveHead(made), vocab)
         if setting.packed or int8:
             head.pack(int8)

@@ -34,6 +34,7 @@ MIXERS: Mapping[str, str] = {
 #: Types of transformers' models whose mixers call these functions, and nothing else of that kind.
 FAMILIES = frozenset(
     {
+        "bailing_hybrid",
         "bamba",
         "falcon_h1",
         "falcon_mamba",

@@ -5,32 +5,223 @@ cache keeps of the sources. Positions go by argument where the family takes them
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
-from outrider.models.config import states_width
+from outrider.models.config import read, states_width
 from outrider.models.decoder import additive
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating, instead
-from outrider.models.seq2seq.cross_attention_cache import CrossAttentionCache
 from outrider.models.seq2seq.reader import EncoderReader, StatesReader
-from outrider.models.seq2seq.tables import (
-    UNMASKED_ALONE,
-    Patch,
-    biases,
-    embeddings,
-    masked_alone,
-)
 from outrider.types import Encoded, Inputs, Output
+
+# What a decoder keeps of its sources: cross-attention keys and values, computed once per row.
+
+
+class CrossAttentionCache:
+    """Cross-attention keys and values of rows whose sources differ in length. A `RowStore`.
+
+    Each plane is [seats, H, T, E], keys and values of a layer one after the other; the first `rows`
+    seats are in use. Nothing here ever moves while a row decodes, and `take`, `put` and `narrow`
+    copy the rows they name.
+    """
+
+    def __init__(self, planes: Sequence[Tensor], mask_BT: Tensor, wide: int) -> None:
+        """`mask_BT` says which states are there; `wide` is the width of the encoder's states."""
+        self.planes, self.wide = list(planes), wide
+        self.rows = mask_BT.shape[0]
+        self._mask = mask_BT
+        self._ragged = not bool(mask_BT.all())  # a wait, once a source: no call asks the device
+        self._seen: Tensor | None = None
+        self._cache: DynamicCache | None = None
+
+    @property
+    def length(self) -> int:
+        """T, the states of the longest source."""
+        return self._mask.shape[1]
+
+    def cache(self) -> DynamicCache:
+        """The planes of the rows in use as transformers' cache; nothing is copied."""
+        if self._cache is None:
+            self._cache = DynamicCache()
+            for keys, values in zip(self.planes[::2], self.planes[1::2], strict=True):
+                layer = DynamicLayer()
+                layer.keys, layer.values = keys[: self.rows], values[: self.rows]
+                layer.is_initialized = True
+                self._cache.layers.append(layer)
+        return self._cache
+
+    def seen(self, queries: int) -> Tensor | None:
+        """Additive mask [B, 1, Q, T] of the states that are there; None if all are."""
+        if not self._ragged:
+            return None
+        if self._seen is None:
+            self._seen = additive(self._mask[: self.rows, None], self.planes[0].dtype)
+        return self._seen.expand(-1, -1, queries, -1)
+
+    def states(self) -> Tensor:
+        """[B, T, E] in place of the encoder's states, which are not read again; takes no memory."""
+        nothing = self.planes[0].new_zeros(1, 1, 1)
+        return nothing.expand(self.rows, self.length, self.wide)
+
+    def take(self, rows: Sequence[int]) -> "CrossAttentionCache":
+        """A copy of these rows, in this order."""
+        picked = [_picked(plane, rows) for plane in self.planes]
+        return CrossAttentionCache(picked, _picked(self._mask, rows), self.wide)
+
+    def put(self, seats: Sequence[int], other: "CrossAttentionCache") -> Self:
+        """The rows of `other` in these seats, in place; shorter sources are masked behind."""
+        rows = max(self.rows, 1 + max(seats, default=-1))
+        old_seats, old_length = self._mask.shape
+        more = max(other.length - old_length, 0)
+        free = 0 if rows <= old_seats else max(rows, 2 * old_seats) - old_seats
+        if more or free:
+            self.planes = [pad(plane, (0, 0, 0, more, 0, 0, 0, free)) for plane in self.planes]
+            self._mask = pad(self._mask, (0, more, 0, free))
+        used = slice(0, other.length)
+        for mine, theirs in zip(self.planes, other.planes, strict=True):
+            for row, seat in enumerate(seats):
+                mine[seat, :, used].copy_(theirs[row])
+        for row, seat in enumerate(seats):
+            self._mask[seat] = False
+            self._mask[seat, used] = other._mask[row]
+        shorter = other.length < self.length
+        self._ragged = self._ragged or other._ragged or shorter or (more > 0 and self.rows > 0)
+        return self._show(rows)
+
+    def narrow(self, rows: int) -> Self:
+        """The first rows, without a copy."""
+        return self._show(rows)
+
+    def _show(self, rows: int) -> Self:
+        self.rows, self._seen, self._cache = rows, None, None
+        return self
+
+
+def _picked(plane: Tensor, rows: Sequence[int]) -> Tensor:
+    """Copies of these rows, by numbers known on the host."""
+    return torch.cat([plane[:0], *(plane[row : row + 1] for row in rows)])
+
+
+# Positions of families that count cache entries: their own tables, read by position.
+#
+# The BART kin add an embedding by the cache's length, the T5 kin a bias by slot. Both are wrong on
+# a tree, where siblings share a position. Each is asked once, on a plain chain, what it answers
+# there; for the time of a call the answers are looked up by position instead. Learned or sinusoidal
+# tables, offsets and buckets so need no knowledge of the family. The tables are copies: they are
+# made when the runner is.
+
+Forward = Callable[..., Any]
+
+
+class Patch(Protocol):
+    """A function of a module that is replaced for the time of one call."""
+
+    @property
+    def owner(self) -> torch.nn.Module:
+        """The module whose function is replaced."""
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+
+    @property
+    def by_key(self) -> bool:
+        """Whether it needs the positions of the keys, too."""
+
+    def at(self, positions_BQ: Tensor, keys_BW: Tensor | None) -> Callable[..., Tensor]:
+        """What stands in for the function."""
+
+
+class ByPosition:
+    """An embedding of positions, `embed_positions` in the BART kin."""
+
+    name, by_key = "forward", False
+
+    def __init__(self, owner: torch.nn.Module, most: int, like: Tensor) -> None:
+        """`most` positions; `like` has the width, dtype and device of the decoder's states."""
+        self.owner = owner
+        self.table_PE = _asked(owner, most, like)
+
+    def at(self, positions_BQ: Tensor, keys_BW: Tensor | None) -> Callable[..., Tensor]:
+        """Rows of the table, whatever the module is asked."""
+        rows = self.table_PE[positions_BQ]
+        return lambda *_, **__: rows
+
+
+class ByDistance:
+    """A bias by the distance from query to key, `compute_bias` in the T5 kin."""
+
+    name, by_key = "compute_bias", True
+
+    def __init__(self, owner: torch.nn.Module) -> None:
+        self.owner = owner
+        far = read(owner, "relative_attention_max_distance", int)
+        assert far, f"{type(owner).__name__} names no distance from which on its bias is constant"
+        chain = owner.compute_bias(far + 1, far + 1)  # type: ignore[operator]
+        self.table_DH: Tensor = chain[0, :, -1].flip(-1).T.contiguous()  # the last query's keys
+
+    def at(self, positions_BQ: Tensor, keys_BW: Tensor | None) -> Callable[..., Tensor]:
+        """The bias [B, H, Q, W] by position. What lies ahead is masked anyway."""
+        assert keys_BW is not None
+        apart = (positions_BQ[:, :, None] - keys_BW[:, None]).clamp(0, len(self.table_DH) - 1)
+        bias = self.table_DH[apart].permute(0, 3, 1, 2)
+        return lambda *_, **__: bias
+
+
+#: Types whose decoder looks at its mask in calls of several tokens alone: a lone token is taken to
+#: see all entries, and a cache with slots that are empty or another branch's has more.
+UNMASKED_ALONE = frozenset({"led"})
+
+
+def masked_alone(decoder: torch.nn.Module, mask: Tensor) -> list[tuple[torch.nn.Module, Forward]]:
+    """Self-attention modules of such a decoder, each with a forward that is given the mask."""
+
+    def seeing(owner: torch.nn.Module) -> Forward:
+        own = partial(type(owner).forward, owner)
+        return lambda *given, **named: own(*given, **(named | {"attention_mask": mask}))
+
+    owners = [one for name, one in decoder.named_modules() if name.split(".")[-1] == "self_attn"]
+    return [(owner, seeing(owner)) for owner in owners]
+
+
+def embeddings(decoder: torch.nn.Module, most: int, like: Tensor) -> list[Patch]:
+    """The tables of positions that a decoder adds by the length of its cache."""
+    named = decoder.named_modules()
+    owners = [module for name, module in named if name.split(".")[-1] == "embed_positions"]
+    return [ByPosition(owner, most, like) for owner in owners]
+
+
+def biases(decoder: torch.nn.Module) -> list[Patch]:
+    """The position biases that a decoder computes by slot."""
+    owners = [m for m in decoder.modules() if read(m, "has_relative_attention_bias", bool)]
+    return [ByDistance(owner) for owner in owners]
+
+
+def _asked(owner: torch.nn.Module, most: int, like: Tensor) -> Tensor:
+    """What a position embedding answers on a chain of `most` tokens: [P, E]."""
+    first = list(inspect.signature(type(owner).forward).parameters)[1]
+    if first == "input_ids_shape":
+        answer = owner(torch.Size((1, most)))
+    elif first == "inputs_embeds":
+        answer = owner(like.new_zeros(1, most, like.shape[-1]))
+    else:
+        padding = read(owner, "padding_idx", int) or 0
+        answer = owner(torch.full((1, most), padding + 1, device=like.device))
+    table: Tensor = answer if answer.dim() == 2 else answer[0]
+    return table.detach().to(like.dtype).clone()
 
 
 class Seq2SeqRunner(TransformersRunner):

@@ -10,14 +10,13 @@ import torch
 
 from outrider.ops.backend import Backend
 from outrider.ops.cpu import (
-    assisted,
     beam,
     block,
     chain,
     commit_tokens,
     filters,
     kseq,
-    likely,
+    law_slices,
     match,
     sample,
     traversal,
@@ -52,9 +51,9 @@ BACKEND = Backend(
         "independent": sample.independent,
         "survivors": beam.survivors,
         "floors": filters.floors,
-        "likely": likely.likely,
+        "likely": filters.likely,
         "settle": commit_tokens.settle,
-        "assisted": assisted.assisted,
+        "assisted": law_slices.assisted,
     },
     _unfit,
     _declines,

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.law_slices import DrawWithoutReplacement, WeightRows
-from outrider.ops.reference import beam as reference
-from outrider.ops.reference.beam import Survivors
+from outrider.ops.reference import draws
+from outrider.ops.reference.draws import Survivors
 from outrider.types import Laws
 
 
@@ -75,7 +75,7 @@ def survivors(laws: Laws, keys_BR: Tensor, phi_BR: Tensor, psi_BR: Tensor, width
     A row at temperature 0 has no clocks: there the most probable children come first.
     """
     if laws.greedy == "all":
-        return reference.survivors(laws, keys_BR, phi_BR, psi_BR, width)
+        return draws.survivors(laws, keys_BR, phi_BR, psi_BR, width)
     rows, batch = WeightRows(laws, 0), []
     tables = (keys_BR.tolist(), phi_BR.tolist(), psi_BR.tolist())
     for b, (streams, phis, psis) in enumerate(zip(*tables, strict=True)):

@@ -149,7 +149,7 @@ def contenders(logits: Array, inverse: float, key: int) -> Array | None:
 
 
 def likely(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
-    """`outrider.ops.cpu.likely` of rows [R, V], [R, count]; None: not looked for."""
+    """`outrider.ops.cpu.filters` of rows [R, V], [R, count]; None: not looked for."""
     if logits.dtype != np.float32 or build.unbuilt() is not None:
         return None
     rows = np.ascontiguousarray(logits)

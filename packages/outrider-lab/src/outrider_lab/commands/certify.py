@@ -73,7 +73,7 @@ def certify_prompts(
         inputs = [_heard(hearing, text, number) for number, text in enumerate(texts)]
         return Decoded([_begun(hearing)] * len(texts), inputs, str(sources.resolve()))
     asked = reader.read(texts)
-    return Decoded(asked.prompts, asked.inputs, str(sources.resolve()))
+    return Decoded(asked.prompts, asked.sources, str(sources.resolve()))
 
 
 def _prompts(speculator: "Speculator", path: Path | None) -> list[list[int]]:

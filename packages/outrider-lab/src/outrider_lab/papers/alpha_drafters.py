@@ -21,7 +21,7 @@ from outrider.drafters import ReferenceLookup
 from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.drafters.tree_drafting import inputs_for
 from outrider.models import TreeDecoder, adapt, pretrained
-from outrider.models.layer_subset_source import is_folder
+from outrider.models.layer_subset import is_folder
 from outrider.models.weight_only import states_dtype
 from outrider.sampling.sampling_params import rows, warp
 from outrider.types import Drafter, LanguageModel

@@ -155,7 +155,7 @@ def _written(pair: Speculator, batch: Sequence[Request]) -> list[CertifiedText]:
     texts, _ = decoded(plain, batch)
     return [
         CertifiedText(
-            tuple(request.prompt), tuple(text), request.sampling.seed or 0, request.inputs
+            tuple(request.prompt), tuple(text), request.sampling.seed or 0, request.source
         )
         for request, text in zip(batch, texts, strict=True)
     ]

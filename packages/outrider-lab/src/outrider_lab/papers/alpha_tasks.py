@@ -77,10 +77,9 @@ def tasks(pair: Speculator, rows: Rows) -> list[Request]:
     target = pair.engine.target
     reader = PromptEncoder(target, pair.tokenizer, pair.opening, pair.eos_ids)
     asked = reader.read([row["source"] for row in rows])
-    assert asked.inputs is not None
     return [
         Request(start, inputs=encoded(target, [inputs]))
-        for start, inputs in zip(asked.prompts, asked.inputs, strict=True)
+        for start, inputs in zip(asked.prompts, asked.sources, strict=True)
     ]
 
 
@@ -112,8 +111,8 @@ def unasked(pair: Speculator, texts: int) -> list[Request]:
 
 def longest(request: Request) -> int:
     """The most new tokens of an answer to a source."""
-    assert request.inputs is not None
-    return int(request.inputs.mask_BS.sum()) + MORE
+    assert request.source is not None
+    return int(request.source.mask_BS.sum()) + MORE
 
 
 def length(pair: Speculator, request: Request, new_tokens: int, wanted: int) -> int:

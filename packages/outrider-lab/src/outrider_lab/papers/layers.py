@@ -24,8 +24,8 @@ from torch import Tensor
 
 from outrider import SamplingParams, Speculator, Stop
 from outrider.cli.console import Show
+from outrider.drafters.layer_skip import part
 from outrider.models import layer_subset
-from outrider.models.early_exit import part
 from outrider.models.flops import empty
 from outrider.models.sources import ModelSource
 from outrider.models.tree_inputs import causal

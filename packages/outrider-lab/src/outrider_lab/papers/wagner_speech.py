@@ -15,7 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel, WhisperForCausalLM
 
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
 from outrider.models.config import hears
-from outrider.models.layer_subset_source import LayerSubsetSource, is_folder
+from outrider.models.layer_subset import LayerSubsetSource, is_folder
 from outrider.models.sources import ModelSource
 from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import WHISPER_DRAFT, shipped

@@ -64,6 +64,9 @@ class PeersRequest:
         int, typer.Option("--max-new-tokens", "-n", min=2, help="Of each answer.")
     ] = 64
     count: Annotated[int, typer.Option(min=1, help="Recordings.")] = 10
+    first_start: Annotated[
+        bool, typer.Option(help="Start ours once with an empty cache: it compiles and measures.")
+    ] = True
     cores: Annotated[str, typer.Option(help="That all are pinned to, e.g. 0 or 0,1.")] = "0"
     dtype: Annotated[str, typer.Option(help="Of our side, of text. Recordings: int8 for auto.")] = (
         "auto"
@@ -194,7 +197,7 @@ def _text(
     tokens = 32 if quick else asked.new_tokens
     request = text.TextRequest(
         path, asked.draft, sys.executable, asked.peer or sys.executable, names, modes, cores,
-        asked.dtype, tokens,
+        asked.dtype, tokens, asked.first_start,
     )  # fmt: skip
     tasks = prompts.tasks(1 if quick else asked.each)
     tokenizer = gguf_files.tokenizer(path)
@@ -207,12 +210,17 @@ def _text(
     )
     one = found.steps[1]
     steps = ", ".join(f"{n} nodes {ms:.1f} ms ({ms / one:.2f})" for n, ms in found.steps.items())
-    first = found.starts["first"]
+    first = found.starts.get("first")
+    cold = (
+        ""
+        if first is None
+        else f" Its first start, with an empty cache, takes {first['wall']:.1f} s "
+        f"({first['cpu']:.1f} of the processor)."
+    )
     title = text.title_of(path)
     about = (
         f"{len(tasks)} prompts of six kinds, {tokens} tokens each, cores {asked.cores}. Ours "
-        f"runs as {found.starts[text.PLAIN]['means']}; with an empty cache its first start takes "
-        f"{first['wall']:.1f} s ({first['cpu']:.1f} of the processor). Our steps: {steps}."
+        f"runs as {found.starts[text.PLAIN]['means']}.{cold} Steps of it: {steps}."
     )
     section = page.section(
         f"{title}{', capped' if page.capped() else ''}",

@@ -40,6 +40,7 @@ class TextRequest:
     cores: tuple[int, ...] = (0,)
     dtype: str = "auto"
     tokens: int = 64
+    first_start: bool = True
 
     @property
     def threads(self) -> int:
@@ -104,7 +105,7 @@ class TextFigures:
 
     rows    cpu, wall, tokens, text, memory; of the first FIRSTS prompts first_cpu and first_wall,
             a call for one token
-    starts  cpu, wall, memory by arm; `first` of ours with nothing in the cache
+    starts  cpu, wall, means by arm; `first` of ours with nothing in the cache, if asked for
     steps   milliseconds of our steps by nodes
     """
 
@@ -126,6 +127,9 @@ def run(
     found = TextFigures([kind for kind, _ in prompts], {}, {}, {}, {})
     processes: dict[str, EngineProcess] = {}
     every = arms(asked)
+    if asked.first_start:  # nothing else is in memory yet
+        progress(f"{title}: first start", 0, 1)
+        found.starts["first"] = store.get(f"{title}: first start", _first_start, every[0])
     try:
         for arm in every:
             key = str(arm.words)
@@ -143,7 +147,6 @@ def run(
         mine = processes[str(every[0].words)]
         steps = store.get(f"{title}: steps", mine.ask, widths=WIDTHS)["ms"]
         found.steps = {int(n): ms for n, ms in steps.items()}
-        found.starts["first"] = store.get(f"{title}: first start", _first_start, every[0])
         here = [arm for arm in every if arm.name in found.rows]
         many = len(prompts) * len(here)
         for number, (_, prompt) in enumerate(prompts):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from outrider.cli import drawing
 from outrider.cli.console import Show
-from outrider.drafters.ngram_file import opened
+from outrider.drafters.ngram_table import opened
 from outrider.engine.speculation_policy import FixedLength
 from outrider.errors import ConfigurationError
 from outrider.loading import load

@@ -1,0 +1,215 @@
+"""Models whose prompts may hold images or sound: read once, by the model's own forward.
+
+A prompt's beginning, up to its last placeholder, is read in one call in which the model gets what
+its processor made and makes masks and positions itself: image blocks whose tokens see each other,
+positions of several axes, compressed tokens are its own business. It writes to the slots of our
+cache like any call. From there on a row is text, but for positions: behind an image they go on from
+where the model says (`rope_deltas`), which is kept for each row.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outrider.errors import ConfigurationError, OutriderError, PromptError
+from outrider.models.cache import SlotCache
+from outrider.models.foreign_errors import first_line
+from outrider.models.hf import Mask, TransformersRunner, layers_asked
+from outrider.models.model_lock import alone, evaluating
+from outrider.row_params import RowTable
+from outrider.types import MultiModalInputs, Output
+from outrider.types.multi_modal import PER_TOKEN
+
+#: Fields of a configuration that name a token which stands for an image, a frame or sound.
+_PLACEHOLDER = re.compile(
+    r"(image|video|audio|speech|vision|media)(_\w+)?_(token|patch)_(id|index)|im_patch_id"
+)
+
+
+def placeholders(config: PretrainedConfig) -> frozenset[int]:
+    """Token ids that stand for images or sound in prompts; none for a model of text alone.
+
+    >>> from transformers import LlamaConfig, LlavaConfig
+    >>> sorted(placeholders(LlavaConfig())), placeholders(LlamaConfig())
+    ([32000], frozenset())
+    """
+    named = ((name, value) for name, value in vars(config).items() if _PLACEHOLDER.fullmatch(name))
+    return frozenset(value for _, value in named if type(value) is int and value >= 0)
+
+
+@dataclass(frozen=True)
+class RowPositions(RowTable):
+    """How far the positions of each row's text are from its slots. A `RowStore`."""
+
+    delta_B: Tensor
+
+
+class MultiModalRunner(TransformersRunner):
+    """Runs a model whose prompts may hold images or sound through its own forward."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.placeholders = placeholders(model.config)
+        self.known: set[frozenset[str]] = set()  #: kinds of inputs that were checked
+        # parts that count positions on several axes
+        self._axes = [part for part in model.modules() if "rope_deltas" in vars(part)]
+
+    def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
+        """Refuse what the model's forward does not take, and prompts without a place for it.
+
+        Raises ConfigurationError and PromptError.
+        """
+        names = sorted(name for name in inputs.kwargs if name not in PER_TOKEN)
+        strange = [name for name in names if name not in self._takes]
+        if strange or not names:
+            has = ", ".join(strange) if strange else "nothing but token ids"
+            raise ConfigurationError(
+                f"{self.name} cannot read what it was given beside the prompt; got {has}; give "
+                "what the model's own processor makes of images or sound it was trained with"
+            )
+        if not inputs.end(prompt):
+            raise PromptError(
+                "a prompt has a placeholder where an image or a sound stands; got one with "
+                f"{', '.join(names)} and without any of the tokens {sorted(self.placeholders)}; "
+                "make it with the model's processor or its chat template"
+            )
+        if inputs.end(prompt) == len(prompt):
+            raise PromptError(
+                "a prompt goes on behind its last image or sound; got one that ends with a "
+                "placeholder; put text behind it"
+            )
+        for name in PER_TOKEN & set(inputs.kwargs):
+            given = inputs.kwargs[name]
+            if not isinstance(given, Tensor) or list(given.shape[:2]) != [1, len(prompt)]:
+                shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+                raise ConfigurationError(
+                    f"{name} has one place for each of the prompt's {len(prompt)} tokens; got "
+                    f"{shape}; give what the processor made of this one prompt, without padding"
+                )
+        seen = inputs.kwargs.get("attention_mask")
+        if isinstance(seen, Tensor) and not bool(seen.bool().all()):
+            raise ConfigurationError(
+                "a prompt has no padding; got an attention_mask with zeros; give what the "
+                "processor made of one prompt, not of a padded batch"
+            )
+
+    def read_media(
+        self,
+        cache: SlotCache,
+        prompt: Sequence[int],
+        inputs: MultiModalInputs,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[int, tuple[Tensor, ...]]:
+        """Read a row's prompt up to its last placeholder, in one call of the model's own.
+
+        The cache has this row alone. Returns how many tokens were read, and their states at the
+        taps. Raises PromptError, with the reason, where the model cannot read them.
+        """
+        assert cache.rows == 1, "rows with images are read one by one"
+        count = inputs.end(prompt)
+        tokens = torch.tensor([prompt[:count]], device=self.device)
+        slots = torch.arange(count, device=self.device)[None]
+        given = self._given(inputs.beginning(count))
+        cache.begin(slots, count, 0)
+        few = {} if taps or "logits_to_keep" not in self._takes else {"logits_to_keep": 1}
+        with self._counting() as delta:
+            try:
+                with evaluating(self.model, self._parts), self._listening(-1 in taps) as heard:
+                    output = self.model(
+                        input_ids=tokens,
+                        past_key_values=cache,
+                        use_cache=True,
+                        **given,
+                        **few,
+                        **layers_asked(taps),
+                    )
+            except OutriderError:
+                raise
+            except Exception as error:  # whatever a family says of images that do not fit
+                raise PromptError(
+                    f"{self.name} cannot read the images or sound of a prompt of {len(prompt)} "
+                    f"tokens: {first_line(error)}; give as many as the prompt has places for, as "
+                    "the model's own processor makes them"
+                ) from error
+            cache.inputs = RowPositions(delta())
+        return count, self._tapped(taps, heard, output, output.logits.shape[1])
+
+    def opened_media(self, rows: int) -> RowPositions:
+        """Positions that are slots."""
+        return RowPositions(torch.zeros(rows, dtype=torch.int64, device=self.device))
+
+    def _run(
+        self,
+        cache: SlotCache,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        mask: Mask,
+        last: int | None,
+        taps: tuple[int, ...],
+    ) -> Output:
+        """The model's own forward, each row's positions counted on from its images."""
+        if isinstance(cache.inputs, RowPositions):
+            positions_BQ = positions_BQ + cache.inputs.delta_B[:, None]
+        return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+
+    def plain_media(self, tokens_1Q: Tensor, inputs: MultiModalInputs) -> Tensor:
+        """Logits of a whole text that begins with the prompt: no cache and no mask of ours."""
+        given = self._given(_longer(inputs, tokens_1Q.shape[1]))
+        with self._counting(), evaluating(self.model, self._parts):
+            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False, **given).logits
+        return logits
+
+    def _given(self, kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Those that its forward takes, where the model can read them and in its dtype."""
+        return {
+            name: _moved(value, self.device, self.dtype)
+            for name, value in kwargs.items()
+            if name in self._takes and name != "attention_mask"
+        }
+
+    @contextmanager
+    def _counting(self) -> Iterator[Callable[[], Tensor]]:
+        """A function that tells how far positions went on from slots in a call; [1].
+
+        What the model remembers of it is as it was before, for whoever else runs it.
+        """
+        before = [part.rope_deltas for part in self._axes]
+
+        def delta() -> Tensor:
+            found = [part.rope_deltas for part in self._axes if part.rope_deltas is not None]
+            none = torch.zeros(1, dtype=torch.int64, device=self.device)
+            return found[0].reshape(-1)[:1].to(none) if found else none
+
+        with alone(self.model):
+            for part in self._axes:
+                part.rope_deltas = None
+            try:
+                yield delta
+            finally:
+                for part, value in zip(self._axes, before, strict=True):
+                    part.rope_deltas = value
+
+
+def _moved(value: object, device: torch.device, dtype: torch.dtype) -> object:
+    """A tensor on the model's device, numbers with a point in its dtype; or several."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype if value.is_floating_point() else value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_moved(one, device, dtype) for one in value]
+    return value
+
+
+def _longer(inputs: MultiModalInputs, count: int) -> dict[str, object]:
+    """The arguments for a text of `count` tokens that goes on behind the prompt."""
+    found = dict(inputs.kwargs)
+    for name in PER_TOKEN & set(found):
+        value = found[name]
+        assert isinstance(value, Tensor)
+        more = value[:, -1:] if name == "cross_attention_mask" else torch.zeros_like(value[:, :1])
+        found[name] = torch.cat([value, *[more] * (count - value.shape[1])], 1)[:, :count]
+    return found

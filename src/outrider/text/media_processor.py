@@ -1,0 +1,240 @@
+"""Conversations and prompts with images or sound, by the model's own processor."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import arguments
+from outrider.errors import ConfigurationError, OutriderError, PromptError
+from outrider.models import pretrained
+from outrider.models.foreign_errors import first_line, kind_of
+from outrider.speech import audio
+from outrider.text.images import open_image
+from outrider.types import MultiModalInputs
+
+MOST_PARTS = 64  #: images and recordings of one prompt
+_IMAGE = ("image", "image_url")
+_AUDIO = ("audio", "input_audio", "audio_url")
+_IDS = ("input_ids", "attention_mask")
+_RATE = 16_000  #: samples per second, where a feature extractor does not say
+
+
+def has_media(prompt: object) -> bool:
+    """Whether a prompt is a conversation in which images or sound stand beside the text.
+
+    >>> has_media([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}])
+    True
+    """
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
+        return False
+    parts = (part for turn in prompt if isinstance(turn, Mapping) for part in _parts(turn))
+    return any(part.get("type") in (*_IMAGE, *_AUDIO) for part in parts)
+
+
+def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    if isinstance(content, (str, bytes)) or not isinstance(content, Sequence):
+        return []
+    return [part for part in content if isinstance(part, Mapping)]
+
+
+@dataclass(frozen=True)
+class MediaProcessor:
+    """What turns conversations with images or sound into token ids and what stands beside them.
+
+    given         the processor of transformers, or the folder or hub name that has one
+    placeholders  token ids that stand for images and sound in prompts
+
+    The processor is read when it is first needed.
+    """
+
+    given: Any
+    placeholders: frozenset[int]
+    trust: bool = False
+
+    @cached_property
+    def processor(self) -> Any:
+        """transformers' own. Raises ConfigurationError where there is none."""
+        if self.given is None:
+            raise ConfigurationError(
+                "images and sound need the model's processor; got a model object without one; "
+                "load the model from its folder, or pass tokenizer=processor"
+            )
+        if not isinstance(self.given, (str, Path)):
+            return self.given
+        try:
+            return pretrained.read_processor(str(self.given), self.trust)
+        except OutriderError:
+            raise
+        except Exception as error:  # of whatever file or package it lacks
+            raise ConfigurationError(
+                f"cannot read the processor of {self.given} ({kind_of(error)}); images need its "
+                "preprocessor_config.json and Pillow (pip install 'outrider[images]'), sound the "
+                "same and numpy"
+            ) from error
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the processor renders conversations; False where there is none."""
+        try:
+            return getattr(self.processor, "chat_template", None) is not None
+        except ConfigurationError:
+            return False
+
+    def conversation(
+        self, messages: Sequence[Any], number: int = 0, template: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], MultiModalInputs]:
+        """Token ids of a conversation with images or sound, opening the assistant's next turn.
+
+        Parts of a message are those of transformers and of OpenAI's clients: text, image (`image`,
+        `path` or `url`), image_url, audio and input_audio.
+        """
+        turns, count = [], 0
+        for message in messages:
+            turn = dict(message)
+            if _parts(message):
+                turn["content"] = [self._part(part, number) for part in _parts(message)]
+                count += sum(part["type"] != "text" for part in turn["content"])
+            elif isinstance(turn.get("content"), str):  # templates with parts want parts alone
+                turn["content"] = [{"type": "text", "text": turn["content"]}]
+            turns.append(turn)
+        if count > MOST_PARTS:
+            raise PromptError(
+                f"prompt {number} has {count} images and recordings; at most {MOST_PARTS} are "
+                "read; ask about fewer at once"
+            )
+        more = {"add_generation_prompt": True, **(template or {})}
+        return self._made(
+            lambda: self.processor.apply_chat_template(
+                turns, tokenize=True, return_dict=True, return_tensors="pt", **more
+            ),
+            f"the conversation of prompt {number}",
+        )
+
+    def prompt(
+        self, given: Mapping[str, Any], number: int = 0
+    ) -> tuple[list[int], MultiModalInputs]:
+        """A text with placeholders, and its images and sound, as vLLM takes them.
+
+        `{"prompt": "<image>\\nWhat is it?", "multi_modal_data": {"image": [...], "audio": [...]}}`
+        """
+        data = given.get("multi_modal_data")
+        text = given.get("prompt")
+        if not isinstance(text, str) or not isinstance(data, Mapping) or not data:
+            raise PromptError(
+                f"prompt {number} is a mapping without a text and its images; got "
+                f"{sorted(map(str, given))}; write {{'prompt': ..., 'multi_modal_data': {{'image': "
+                "...}}}}"
+            )
+        strange = sorted(map(str, set(data) - {"image", "audio"}))
+        if strange:
+            raise PromptError(
+                f"multi_modal_data has image and audio; got {', '.join(strange)} in prompt "
+                f"{number}; leave it out"
+            )
+        asked: dict[str, Any] = {"text": [text], "return_tensors": "pt"}
+        if "image" in data:
+            asked["images"] = [open_image(one) for one in _several(data["image"])]
+        if "audio" in data:
+            asked["audio"] = [self._heard(one, number) for one in _several(data["audio"])]
+        return self._made(lambda: self.processor(**asked), f"prompt {number}")
+
+    def ready(
+        self, given: Mapping[str, Any], number: int = 0
+    ) -> tuple[list[int], MultiModalInputs | None]:
+        """What a processor made of one prompt: its token ids, and what stands beside them.
+
+        Raises PromptError for a batch of several, and for one that is padded.
+        """
+        ids = given["input_ids"]
+        rows: Any = ids.tolist() if isinstance(ids, arguments.Listable) else list(ids)
+        if rows and not isinstance(rows[0], (list, tuple)):
+            rows = [rows]
+        if len(rows) != 1:
+            raise PromptError(
+                f"prompt {number} is one prompt's input_ids [1, L]; got {len(rows)} rows; give one "
+                "prompt each, as the processor makes them of one"
+            )
+        seen = given.get("attention_mask")
+        if seen is not None and not bool(torch.as_tensor(seen).bool().all()):
+            raise PromptError(
+                f"prompt {number} has padding; got an attention_mask with zeros; have the "
+                "processor make each prompt alone"
+            )
+        beside = {
+            name: torch.as_tensor(value) if not isinstance(value, (list, tuple)) else value
+            for name, value in given.items()
+            if name not in _IDS and value is not None
+        }
+        typed = {name for name, value in beside.items() if name.endswith("token_type_ids")}
+        if not set(beside) - typed:  # text alone
+            return list(rows[0]), None
+        return list(rows[0]), MultiModalInputs(beside, self.placeholders)
+
+    def _made(self, call: Any, what: str) -> tuple[list[int], MultiModalInputs]:
+        """What the processor makes of a prompt with images or sound."""
+        self.processor  # noqa: B018  (its absence has an error of its own)
+        try:
+            ids, inputs = self.ready(call())
+        except OutriderError:
+            raise
+        except Exception as error:  # a processor is a program of its own, as its template is
+            raise PromptError(
+                f"the model's processor does not take {what}: {type(error).__name__}: "
+                f"{first_line(error)}; it may read no images, or no sound, or want a placeholder "
+                "for each"
+            ) from error
+        if inputs is None:
+            raise PromptError(
+                f"the model's processor left the images or sound of {what} out; its chat template "
+                "may have no place for them; give a prompt with placeholders"
+            )
+        return ids, inputs
+
+    def _part(self, part: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """A part of a message as transformers' processors read it."""
+        kind = part.get("type")
+        if kind == "text":
+            return {"type": "text", "text": part.get("text", "")}
+        if kind in _IMAGE:
+            return {"type": "image", "image": open_image(_content(part, "image"))}
+        if kind in _AUDIO:
+            return {"type": "audio", "audio": self._heard(_content(part, "audio"), number)}
+        raise PromptError(
+            f"parts of a message are text, image, image_url, audio and input_audio; got "
+            f"{kind!r} in prompt {number}; leave it out"
+        )
+
+    def _heard(self, given: Any, number: int) -> Any:
+        """A recording's samples at the rate that the model hears."""
+        extractor = getattr(self.processor, "feature_extractor", None)
+        rate = int(getattr(extractor, "sampling_rate", None) or _RATE)
+        if not isinstance(given, (bytes, bytearray)):
+            return audio.look(given, number, None, rate).read(rate)
+        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+            path = Path(folder) / "recording"
+            path.write_bytes(given)
+            return audio.look(path, number, None, rate).read(rate)
+
+
+def _several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _content(part: Mapping[str, Any], kind: str) -> Any:
+    """What a part of a message holds, whoever's form it has."""
+    for name in (kind, "path", "url", f"{kind}_url", f"input_{kind}", "base64"):
+        held = part.get(name)
+        if isinstance(held, Mapping) and "url" in held:
+            held = held["url"]
+        if held is not None:
+            return held
+    raise PromptError(
+        f"a part of type {part.get('type')!r} has no {kind}; got {sorted(map(str, part))}; write "
+        f'{{"type": "{kind}", "{kind}": path}}'
+    )

@@ -1,0 +1,316 @@
+"""Prompts with images or sound: texts are transformers' `generate`'s, however they are drafted."""
+
+from functools import lru_cache
+
+import multi_modal_models as tiny_images
+import pytest
+import supported_models  # noqa: F401  (puts benchmarks/model_types on the path)
+import torch
+from examine import Recited
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider import (
+    Beams,
+    ConfigurationError,
+    Engine,
+    PromptError,
+    SamplingParams,
+    StopConditions,
+    UnsupportedModel,
+    verifiers,
+)
+from outrider.drafters import DraftModel, PromptLookup, Root
+from outrider.engine.beam_search.decode import search
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.request import Request
+from outrider.models import adapt, load_checks
+from outrider.models.multi_modal import MultiModalRunner, placeholders
+from outrider.models.prefix_cache import LEAST, PrefixCache
+from outrider.types import MultiModalInputs
+from tiny import pair
+
+NEW = 12
+FAST = ("gemma3", "llava", "qwen2_5_vl")
+EVERY = [
+    pytest.param(kind, marks=() if kind in (*FAST, "audioflamingo3") else pytest.mark.exhaustive)
+    for kind in tiny_images.EVERY
+]
+GREEDY = SamplingParams(0)
+
+
+@lru_cache(maxsize=4)
+def model_of(kind):
+    return tiny_images.made(kind)
+
+
+@lru_cache(maxsize=4)
+def target_of(kind):
+    return adapt(model_of(kind))
+
+
+@lru_cache(maxsize=4)
+def prompts_of(kind):
+    """Three prompts with unequal pictures at unequal places, and one of text alone."""
+    model = model_of(kind)
+    made = [
+        tiny_images.prompt(kind, model, seed, ahead=2 + 3 * seed, size=seed % 2)
+        for seed in range(3)
+    ]
+    return [*made, ([7, 9, 11, 13], {})]
+
+
+def media(kind):
+    stands = placeholders(model_of(kind).config)
+    return [MultiModalInputs(kwargs, stands) if kwargs else None for _, kwargs in prompts_of(kind)]
+
+
+def requests_of(kind, how=GREEDY, new=NEW):
+    each = zip(prompts_of(kind), media(kind), strict=True)
+    return [Request(ids, how, StopConditions(new), inputs=inputs) for (ids, _), inputs in each]
+
+
+@torch.inference_mode()
+def generated(model, ids, kwargs, **options):
+    """What transformers writes."""
+    ids_1L = torch.tensor([ids])
+    found = model.generate(
+        input_ids=ids_1L,
+        attention_mask=torch.ones_like(ids_1L),
+        **kwargs,
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        disable_compile=True,
+        **options,
+    )
+    return found[:, len(ids) :].tolist()
+
+
+@lru_cache(maxsize=4)
+def expected(kind):
+    return [generated(model_of(kind), ids, kwargs)[0] for ids, kwargs in prompts_of(kind)]
+
+
+def texts(target, drafter, requests, seats=None, prefixes=None):
+    engine = Engine(target, drafter, verifiers.get("match"))
+    run = EngineRun(engine, seats or len(requests), 256, prefixes=prefixes)
+    run.submit_all(requests)
+    run.close()
+    found = [[] for _ in requests]
+    for block in run:
+        found[block.row] += block.token_ids
+    return found
+
+
+def recited(requests, known, width):
+    """A drafter that knows what comes, with errors."""
+    pairs = zip(requests, known, strict=True)
+    return Recited([[*request.prompt, *text] for request, text in pairs], width)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_texts_are_those_of_generate(kind):
+    target, requests, right = target_of(kind), requests_of(kind), expected(kind)
+    assert isinstance(target.runner, MultiModalRunner)
+    assert len({token for text in right for token in text}) > 4
+    assert [texts(target, Root(), [one])[0] for one in requests] == right
+    for width in (1, 3):
+        drafter = recited(requests, right, width)
+        assert [texts(target, drafter, [one])[0] for one in requests] == right
+    assert texts(target, recited(requests, right, 3), requests) == right
+    drawn = requests_of(kind, SamplingParams(0.9, seed=5))
+    alone = [texts(target, Root(), [one])[0] for one in drawn]
+    assert texts(target, recited(drawn, alone, 3), drawn, seats=3) == alone != right
+
+
+def test_pictures_matter():
+    """Another picture, another text: a placeholder's embedding alone would give one text."""
+    (ids, kwargs), *_ = prompts_of("qwen2_5_vl")
+    other = kwargs | {"pixel_values": -3 * kwargs["pixel_values"]}
+    assert generated(model_of("qwen2_5_vl"), ids, other)[0] != expected("qwen2_5_vl")[0]
+
+
+ACTIONS = st.lists(st.tuples(st.sampled_from("sstttec"), st.integers(0, 20)), max_size=30)
+
+
+@settings(max_examples=12, deadline=None)
+@given(ACTIONS)
+def test_rows_with_pictures_come_and_go(script):
+    kind = "qwen2_5_vl"
+    requests, right = requests_of(kind), expected(kind)
+    drafter = recited(requests, right, 3)
+    run = EngineRun(Engine(target_of(kind), drafter, verifiers.get("match")), 2, 256)
+    who, found = [], []
+
+    def step():
+        for block in run.step():
+            found[block.row] += block.token_ids
+
+    for action, pick in script:
+        left = [number for number, reason in enumerate(run.reasons) if reason is None]
+        if action == "s":
+            who.append(pick % len(requests))
+            found.append([])
+            run.submit(requests[who[-1]])
+        elif action == "t":
+            step()
+        elif left:
+            number = left[pick % len(left)]
+            run.end(number, "cancelled" if action == "c" else "stop")
+    run.close()
+    while not run.done:
+        step()
+    for number, text in enumerate(found):
+        whole = right[who[number]]
+        assert text == (whole if run.reason(number) == "length" else whole[: len(text)])
+
+
+@pytest.mark.parametrize("kind", [*FAST, pytest.param("idefics3", marks=pytest.mark.exhaustive)])
+def test_beams_are_those_of_transformers(kind):
+    right = [
+        generated(model_of(kind), ids, kwargs, num_beams=3, num_return_sequences=3)
+        for ids, kwargs in prompts_of(kind)
+    ]
+    for drafter in (Root(), PromptLookup(3)):
+        beams = Beams(3, num_return_sequences=3)
+        found = search(target_of(kind), drafter, requests_of(kind), beams)
+        assert [[one.token_ids for one in row] for row in found.hypotheses] == right
+
+
+def test_a_draft_without_eyes():
+    kind = "llava"
+    draft = adapt(tiny_images.made(kind, seed=1))
+    drafter = DraftModel(draft, (2, 1))
+    assert texts(target_of(kind), drafter, requests_of(kind)) == expected(kind)
+
+
+@pytest.fixture
+def looks(request):
+    """How often the vision part of a model was run."""
+    counts, handles = [], []
+
+    def watch(kind):
+        part = next(
+            module
+            for name, module in model_of(kind).named_modules()
+            if name.split(".")[-1] in ("vision_tower", "visual", "vision_model")
+        )
+        handles.append(part.register_forward_hook(lambda *_: counts.append(kind)))
+        return counts
+
+    yield watch
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_second_question_about_a_picture_reads_no_picture(kind, looks):
+    target, stands = target_of(kind), placeholders(model_of(kind).config)
+    ids, kwargs = tiny_images.prompt(kind, model_of(kind), seed=3, ahead=LEAST)
+    inputs = MultiModalInputs(kwargs, stands)
+    end = inputs.end(ids)
+    typed = tiny_images.EVERY[kind].typed
+
+    def asked(tail, kwargs):
+        prompt = [*ids[:end], *tail]
+        if typed is not None:
+            seen = [int(token == tiny_images.IMAGE) for token in prompt]
+            kwargs = kwargs | {typed: torch.tensor([seen])}
+        again = {name: value.clone() for name, value in kwargs.items()}
+        own = MultiModalInputs(again, inputs.placeholders)
+        return Request(prompt, GREEDY, StopConditions(NEW), inputs=own)
+
+    first, second = (asked(tail, dict(inputs.kwargs)) for tail in ([7, 8], [9, 9, 9]))
+    changed = {**inputs.kwargs, "pixel_values": inputs.kwargs["pixel_values"] + 1}
+    third = asked([7, 8], changed)
+    right = [texts(target, Root(), [one])[0] for one in (first, second, third)]
+    counts, prefixes = looks(kind), PrefixCache(1 << 20)
+    seen = []
+    for one, text in zip((first, second, third), right, strict=True):
+        before = len(counts)
+        assert texts(target, Root(), [one], prefixes=prefixes)[0] == text
+        seen.append(len(counts) > before)
+    assert seen == [True, False, True]
+    # text ahead of a picture is copied as text: no position behind the picture comes along
+    plain = Request([*ids[: end - 1], 5, 5, 5], GREEDY, StopConditions(NEW))
+    alone = texts(target, Root(), [plain])
+    assert texts(target, Root(), [plain], prefixes=prefixes) == alone
+
+
+def test_a_text_is_resumed():
+    kind = "qwen2_5_vl"
+    request, text = requests_of(kind)[0], expected(kind)[0]
+    again = Request(
+        [*request.prompt, *text[:5]],
+        GREEDY,
+        StopConditions(NEW - 5),
+        inputs=request.inputs,
+        written=5,
+    )
+    assert texts(target_of(kind), Root(), [again])[0] == text[5:]
+
+
+def test_only_its_own_request_fails_for_pictures_that_do_not_fit():
+    kind = "llava"
+    requests = requests_of(kind)
+    ids = list(requests[0].prompt)
+    ids.remove(tiny_images.IMAGE)  # one place too few
+    wrong = Request(ids, GREEDY, StopConditions(NEW), inputs=requests[0].inputs)
+    run = EngineRun(Engine(target_of(kind), Root()), 2, 256)
+    texts(target_of(kind), Root(), requests[:1])  # pictures of this kind have been checked
+    run.submit_all([wrong, requests[1]])
+    found = [[], []]
+    while not run.done:
+        for block in run.step():
+            found[block.row] += block.token_ids
+    assert found == [[], expected(kind)[1]]
+    assert run.reasons[0] == "error"
+    with pytest.raises(PromptError, match="as many as the prompt has places for"):
+        raise run.errors[0]
+
+
+def test_what_cannot_be_read_is_refused():
+    target, (request, *_) = target_of("llava"), requests_of("llava")
+    kwargs, stands = dict(request.inputs.kwargs), request.inputs.placeholders
+
+    def refused(error, prompt, given, *parts, of=target):
+        inputs = MultiModalInputs(given, stands)
+        run = EngineRun(Engine(of, Root()), 1, 256)
+        with pytest.raises(error, match=".*".join(parts)):
+            run.submit(Request(prompt, GREEDY, StopConditions(4), inputs=inputs))
+
+    ids = list(request.prompt)
+    refused(ConfigurationError, ids, kwargs, "no images or sound", "pixel_values", of=pair()[0])
+    refused(ConfigurationError, ids, {"input_features": kwargs["pixel_values"]}, "input_features")
+    refused(ConfigurationError, ids, {}, "nothing but token ids")
+    refused(PromptError, [5, 6], kwargs, "without any of the tokens")
+    refused(PromptError, ids[: request.inputs.end(ids)], kwargs, "ends with a placeholder")
+    padded = torch.ones(1, len(ids), dtype=torch.int64)
+    padded[0, 0] = 0
+    refused(ConfigurationError, ids, kwargs | {"attention_mask": padded}, "no padding")
+    refused(ConfigurationError, ids, kwargs | {"attention_mask": padded[:, 1:]}, "one place for")
+    run = EngineRun(Engine(target, Root()), 1, 256)
+    watching = Request(ids, GREEDY, StopConditions(4), inputs=request.inputs, watched=0)
+    with pytest.raises(ConfigurationError, match="watched"):
+        run.submit(watching)
+
+
+def test_a_model_that_counts_positions_otherwise_is_refused(monkeypatch):
+    """The check of the first request finds it: positions behind a picture that do not go on."""
+    kind = "qwen2_5_vl"
+    target, (request, *_) = adapt(model_of(kind)), requests_of(kind)
+    assert load_checks.media(target, request.prompt, request.inputs) < 1e-4
+    assert load_checks.media(target, request.prompt, request.inputs) == 0  # once
+    other = adapt(model_of(kind))
+    shifted = MultiModalRunner._run
+
+    def ignorant(self, cache, tokens, positions, *more):
+        cache.inputs = None
+        return shifted(self, cache, tokens, positions, *more)
+
+    monkeypatch.setattr(MultiModalRunner, "_run", ignorant)
+    with pytest.raises(UnsupportedModel, match="does not score trees behind a prompt"):
+        load_checks.media(other, request.prompt, request.inputs)
