@@ -113,6 +113,20 @@ def test_bfloat16_products_need_their_instructions_and_no_cap(
     assert isa.has_bf16_products() is has
 
 
+def test_tiles_are_of_amx_and_left_out_by_caps(processor, monkeypatch):
+    for flags, cap, has in (
+        (ZEN_4, "auto", False),
+        (SAPPHIRE_RAPIDS, "auto", True),
+        (SAPPHIRE_RAPIDS, "avx512_bf16", False),
+    ):
+        processor(flags)
+        monkeypatch.setenv("OUTRIDER_ISA", cap)
+        assert isa.has_tiles() is has
+    monkeypatch.setenv("OUTRIDER_ISA", "auto")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    assert not isa.has_tiles()
+
+
 def test_this_processor_says_what_it_is_and_torch_agrees():
     for names in isa.LEVELS.values():
         flags = [flag for level in names for flag in level.flags]

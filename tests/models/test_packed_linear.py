@@ -70,9 +70,12 @@ def test_blocks_keep_their_bits_and_values(format: str, outputs: int, inputs: in
 
 def bound_of(format: str, x: Tensor, dense: Tensor) -> Tensor:
     """How far from the exact product [rows, outputs] a sum may be: its error grows with its terms,
-    not with what is left of them. Inputs of whole weights are rounded to 16 bits, by blocks."""
+    not with what is left of them. Inputs of whole weights are rounded to 16 bits, by blocks, and
+    those of bfloat16 ones to bfloat16 where the processor multiplies such numbers."""
     x, dense = x.double().abs(), dense.double().abs()
     bound = x @ dense.T * 2**-21
+    if format == "bf16" and isa.has_bf16_products():
+        bound = bound + x @ dense.T * 2**-9
     if format not in DENSE:
         blocks = x.unflatten(-1, (-1, 16 if format == "q6_k" else 32))
         half = (blocks.amax(-1, keepdim=True) / 32767 / 2).expand_as(blocks).flatten(-2)
@@ -98,6 +101,22 @@ def test_a_row_is_one_sum_near_the_exact_one_in_every_call(
         assert torch.equal(run(x[-count:]), answer[-count:]), f"the last {count} rows"
 
 
+def test_bfloat16_inputs_are_rounded_only_where_they_are_multiplied() -> None:
+    weight = torch.randn(90, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(70, 256, generator=torch.Generator().manual_seed(2))
+    packed, near = PackedWeight.from_dense(weight), x.bfloat16().double()
+    if not isa.has_bf16_products():
+        assert torch.equal(PackedLinear(packed)(x), PackedLinear(packed, None, "float32")(x))
+        near = x.double()
+    for activations, given in ((None, near), ("float32", x.double())):
+        run = PackedLinear(packed, None, activations)
+        answer, exact = run(x), given @ weight.double().T
+        bound = x.double().abs() @ weight.double().abs().T * 2**-21
+        assert ((answer.double() - exact).abs() <= bound).all()
+        for count in (1, 2, 3, 4, 5, 6, 7, 13, 65):
+            assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
+
+
 @pytest.mark.parametrize("format", FILES)
 def test_threads_change_no_bit(format: str) -> None:
     rows = blocks_of(format, 1040, 512)
@@ -120,7 +139,10 @@ def test_inputs_and_outputs_of_any_number(kind: str) -> None:
     assert packed.format == kind
     assert torch.equal(packed.dequantize(), weight.float())
     x = torch.randn(3, 2, 45, generator=torch.Generator().manual_seed(5))
-    torch.testing.assert_close(PackedLinear(packed)(x), x @ weight.float().T)
+    found = PackedLinear(packed, None, "float32")(x)
+    torch.testing.assert_close(found, x @ weight.float().T)
+    near = (PackedLinear(packed)(x).double() - x.double() @ weight.double().T).abs()
+    assert (near <= bound_of(kind, x, weight)).all()
     half = x.bfloat16()
     assert torch.equal(PackedLinear(packed)(half), PackedLinear(packed)(half.float()))
 

@@ -42,6 +42,11 @@ def dense(model):
     return made
 
 
+def half_near(otherwise):
+    """How near results of bfloat16 weights are: less where inputs are rounded to bfloat16, too."""
+    return 0.03 if isa.has_bf16_products() else otherwise
+
+
 @needs_kernels
 @pytest.mark.parametrize("dtype", TYPES)
 @torch.inference_mode()
@@ -58,8 +63,8 @@ def test_models_compute_with_the_rounded_weights(dtype):
         found = small(ids).logits
         assert small.dtype == found.dtype == torch.float32
         expected = dense(small)(ids).logits
-        # inputs of whole weights are rounded to 16 bits
-        near = 1e-3 if dtype in weight_only.QUANTISED else 1e-5
+        # inputs of whole weights are rounded to 16 bits, those of bfloat16 ones perhaps to 8
+        near = {"int8": 1e-3, "int4": 1e-3, "bfloat16": half_near(1e-5)}.get(dtype, 1e-5)
         assert (found - expected).abs().max() <= near * expected.abs().max()
         assert torch.equal(model(ids).logits, before)  # whose tensors it was made of
         rounded = (found - before).abs().max()
@@ -81,7 +86,7 @@ def test_what_is_no_layer_gets_the_numbers():
     assert torch.equal(weight[torch.tensor([4, 0])], numbers[[4, 0]])
     assert torch.equal(weight * 2, numbers * 2)
     assert torch.equal(weight.T @ numbers, numbers.T @ numbers)
-    assert weight.detach() is weight
+    assert weight.detach().record is weight.record
     assert "q8_0" in repr(weight)
 
 
@@ -131,7 +136,8 @@ def test_a_whisper_keeps_its_weights_so(dtype):
         m.forward(m.open(1, 128, source), nodes).logits_BQV
         for m in (adapt(small), adapt(dense(small)))
     )
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    near = half_near(1e-3) if dtype == "bfloat16" else 1e-3
+    torch.testing.assert_close(found, expected, rtol=near, atol=near)
 
 
 @needs_kernels
@@ -169,19 +175,31 @@ def test_products_round_what_is_asked_for_and_in_8_bits():
 
 
 @needs_kernels
+def test_a_weight_that_is_lent_is_no_parameter_of_its_borrower():
+    """As heads borrow their target's embedding."""
+    model = kept(llama(**WIDE), "int8")
+    borrower = torch.nn.Module()
+    borrower.lent = model.get_input_embeddings().weight.detach()
+    assert isinstance(borrower.lent, WeightOnlyTensor)
+    assert not list(borrower.parameters())
+    assert borrower.lent.record is model.get_input_embeddings().weight.record
+
+
+@needs_kernels
 @pytest.mark.parametrize("name", ["Gemma 2", "Qwen2"])
 @torch.inference_mode()
 def test_families_with_forwards_of_their_own(name):
     model = build(FAMILIES[name]())
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     small = kept(model, "bfloat16")
-    torch.testing.assert_close(small(ids).logits, dense(small)(ids).logits, rtol=1e-3, atol=1e-3)
+    near = half_near(1e-3)
+    torch.testing.assert_close(small(ids).logits, dense(small)(ids).logits, rtol=near, atol=near)
 
 
 def test_what_arithmetic_follows_from_a_type(monkeypatch):
     monkeypatch.setattr(kernels, "unbuilt", lambda: None)
     for has in (True, False):
-        monkeypatch.setattr(isa, "has_bf16_products", lambda has=has: has)
+        monkeypatch.setattr(isa, "has_tiles", lambda has=has: has)
         found = {name: weight_only.concerns(name, CPU) for name in weight_only.KINDS}
         assert found == {
             "float32": False, "float16": True, "bfloat16": not has, "int8": True, "int4": True

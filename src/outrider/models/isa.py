@@ -157,3 +157,8 @@ def has_bf16_products() -> bool:
     if any(cap.strip().upper() in _WITHOUT_BF16 for cap in caps):
         return False
     return holds("avx512_bf16")
+
+
+def has_tiles() -> bool:
+    """Whether these products are done in tiles (AMX), and no cap leaves them out."""
+    return has_bf16_products() and holds("amx")

@@ -39,8 +39,9 @@ def unfit(device: torch.device) -> str | None:
 def concerns(dtype: str, device: torch.device) -> bool:
     """Whether weights of this type are packed, and states and sums float32.
 
-    Quantised weights always are. Half precision is where the processor has no products for it: what
-    torch has in their place takes longer with every row.
+    Quantised weights always are. Half precision is wherever the processor has no tiles (AMX): torch
+    reads bfloat16 weights slower than they are read packed even where the processor has products of
+    them (AVX-512), and elsewhere takes longer with every row.
 
     >>> concerns("float32", torch.device("cpu")), concerns("bfloat16", torch.device("cuda"))
     (False, False)
@@ -49,7 +50,7 @@ def concerns(dtype: str, device: torch.device) -> bool:
         return True
     if dtype == "float32" or unfit(device) is not None:
         return False
-    return dtype == "float16" or not isa.has_bf16_products()
+    return dtype == "float16" or not isa.has_tiles()
 
 
 class WeightOnlyTensor(torch.Tensor):
@@ -158,8 +159,11 @@ def _index(weight: object, at: object) -> Any:
     return weight.record.rows(at)
 
 
-def _itself(weight: Tensor) -> Any:
-    return weight if isinstance(weight, WeightOnlyTensor) else NotImplemented
+def _detached(weight: Tensor) -> Any:
+    """Another one of the same record: a parameter is none any more, as of any tensor."""
+    if not isinstance(weight, WeightOnlyTensor):
+        return NotImplemented
+    return WeightOnlyTensor(weight.record, weight.transposed)
 
 
 def _turned(weight: Tensor) -> Any:
@@ -173,15 +177,18 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
     F.embedding: _embedding,
     torch.addmm: _addmm,
     torch.Tensor.__getitem__: _index,
-    torch.Tensor.detach: _itself,
+    torch.Tensor.detach: _detached,
     torch.Tensor.T.__get__: _turned,  # type: ignore[attr-defined]
 }
 
 
-def in_q8_0(layers: Iterable[nn.Module]) -> bool:
-    """Whether all of these keep their weights so, as `dtype="int8"` does."""
+def round_to_8_bits(layers: Iterable[nn.Module]) -> bool:
+    """Whether an encoder's products over all of these round activations to 8 bits: those of q8_0
+    weights do, which is how `dtype="int8"` keeps them, and bfloat16 ones where the processor has
+    products of bfloat16 numbers."""
     weights = [layer.weight for layer in layers]
-    return all(isinstance(w, WeightOnlyTensor) and w.record.format == "q8_0" for w in weights)
+    rounding = ("q8_0", "bf16") if isa.has_bf16_products() else ("q8_0",)
+    return all(isinstance(w, WeightOnlyTensor) and w.record.format in rounding for w in weights)
 
 
 def product(
@@ -208,7 +215,7 @@ def product(
         parts = [torch.zeros(r.outputs) if b is None else b.detach().float() for b, r in each]
         bias = torch.cat(parts)
     whole = int8_activations and all(record.format == "q8_0" for record in records)
-    run = PackedLinear(records, bias, "int8" if whole else "float32")
+    run = PackedLinear(records, bias, "int8" if whole else None)
     if all(scale == 1.0 for scale in scales):
         return run
     sizes = torch.tensor([record.outputs for record in records])

@@ -3,6 +3,7 @@
 Half of a window's time is the encoder's. In half precision torch's fused attention takes most of
 that; products over a part of the queries at a time take less than half as long, because their
 scores never leave the cache. Where weights are kept in 8 bits, products are of whole numbers.
+Attention is in whole numbers of 16 bits wherever products round to 8 bits: int8's and bfloat16's.
 """
 
 from functools import partial
@@ -18,7 +19,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoderLayer
 from outrider.errors import ConfigurationError
 from outrider.models.cpu_kernels import int16_attention
 from outrider.models.linear import Product, fused
-from outrider.models.weight_only import in_q8_0
+from outrider.models.weight_only import round_to_8_bits
 
 _PIECE = 500  #: queries whose scores are made at a time
 
@@ -75,7 +76,7 @@ class WhisperEncoder:
         self._places = module.embed_positions.weight.detach()
         self._scaling = (config.d_model // self.heads) ** -0.5
         #: Whether attention is in whole numbers, too, and scales queries itself.
-        self._in_int16 = in_q8_0(
+        self._in_int16 = round_to_8_bits(
             part
             for layer in module.layers
             for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)

@@ -1,4 +1,5 @@
-"""Attention of a window to itself in whole numbers of 16 bits, compiled: for encoders in 8 bits.
+"""Attention of a window to itself in whole numbers of 16 bits, compiled: for encoders whose
+products round to 8 bits.
 
 Products of 16 bits take half as long as float32's where a processor has AVX2, and eleven bits of
 queries, keys and values are as many as half precision has (`int16_attention.c`).

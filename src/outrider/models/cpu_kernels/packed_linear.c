@@ -3,7 +3,7 @@
  *
  * The order, for weights that are numbers with a point: a block's products, in the order of its
  * inputs, are added by one fma each to a sum that starts from 0, and this is added to what came
- * before. For whole ones with scales: the block's inputs are rounded to 16 bits by a scale of their
+ * before; with inputs in bfloat16 two by two, by an instruction for both. For whole ones with scales: the block's inputs are rounded to 16 bits by a scale of their
  * own (half a step is 2^-16 of the largest), products are summed as whole numbers, which is exact in
  * any order; this times the inputs' scale, times the weights', is added by one fma to what came
  * before, and then by one more the block's minimum times the total of its inputs.
@@ -20,7 +20,7 @@
 INLINED int64_t many(const int format) {
     switch (format) {
         case Q5_0: case Q5_1: case Q5_K: case Q6_K: return 12;
-        case F32: case Q8_0: case INT8: return INT64_MAX; /* it would save nothing */
+        case F32: case Q8_0: case INT8: case HALVES: return INT64_MAX; /* it would save nothing */
         default: return 64;
     }
 }
@@ -33,7 +33,7 @@ INLINED int widened(const int format) {
 
 static Pass *pass_of(int64_t format, int64_t rows) {
     switch (format) {
-        case F32: case BF16: case F16: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
+        case F32: case BF16: case F16: case HALVES: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
             return outrider_dense_passes[format][rows - 1];
         case Q4_K: case Q5_K: case Q6_K: return outrider_superblock_passes[format][rows - 1];
         case INT8: case INT4: case INT4_ZERO: return outrider_group_passes[format][rows - 1];
@@ -187,7 +187,8 @@ INLINED int64_t bytes_of_tile(int format, int64_t blocks, int64_t per) {
 }
 
 /* rows of x [rows, inputs] times weights in a format, of whose blocks `per` share a head; rows of y are
- * `wide` apart. inputs are of whole chunks: what is missing is 0. Not 0: there is no memory. */
+ * `wide` apart. inputs are of whole chunks: what is missing is 0. Not 0: 1, there is no memory; 2, no such
+ * products are compiled. */
 int outrider_packed_linear(
     int64_t format, int64_t per, int64_t rows, int64_t inputs, int64_t outputs, int64_t wide,
     int64_t threads, const float *x, const uint8_t *weight, const float *bias, float *y) {
@@ -195,6 +196,15 @@ int outrider_packed_linear(
     const int64_t size = bytes_of_tile(format, blocks, per);
     Product p = {format, outputs, wide, blocks, per, rows, bias, y, {.x = x, .inputs = inputs, .blocks = blocks}};
     void *near = NULL;
+    if (format == HALVES) {
+#ifdef HALF_PRODUCTS
+        if (!(near = malloc(rows * inputs * sizeof(int16_t) + 1))) return 1;
+        round_halves(x, rows * inputs, near);
+        p.rows.near = near;
+#else
+        return 2;
+#endif
+    }
     if (is_whole(format)) {
         const int64_t count = rows * blocks;
         near = malloc(rows * inputs * sizeof(int16_t) + 3 * count * sizeof(float) + 1);

@@ -22,16 +22,17 @@
 #define VECTORS (TILE / WIDE)
 #define AHEAD 4096 /* bytes from what is used to what is fetched: a group's chunk, at least */
 
-/* WHOLE ones are what formats of few bits are widened to: 16 bits with a scale, and a minimum. */
+/* WHOLE ones are what formats of few bits are widened to: 16 bits with a scale, and a minimum. HALVES
+ * are BF16 whose inputs are rounded to bfloat16 as well, for processors with such products. */
 enum {
-    F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, INT8, INT4, INT4_ZERO,
+    F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, INT8, INT4, INT4_ZERO, HALVES,
     WHOLE, WHOLE_MINIMUM, WHOLE_16, FORMATS
 };
 
 /* Inputs of a block. */
 INLINED int length_of(const int format) { return format == Q6_K || format == WHOLE_16 ? 16 : 32; }
 
-INLINED int is_whole(const int format) { return format >= Q8_0; }
+INLINED int is_whole(const int format) { return format >= Q8_0 && format != HALVES; }
 
 INLINED int has_minimum(const int format) {
     switch (format) {
@@ -53,7 +54,7 @@ INLINED int centre_of(const int format) {
 /* Bytes of a tile's head in a chunk. */
 INLINED int64_t head_of(const int format) {
     switch (format) {
-        case F32: case BF16: case F16: return 0;
+        case F32: case BF16: case F16: case HALVES: return 0;
         case Q8_0: case Q4_0: case Q5_0: return 32;
         case Q4_K: case Q5_K: return 256;
         case Q6_K: return 288;
@@ -77,7 +78,7 @@ INLINED int64_t data_of(const int format) {
 /* Inputs that are widened without a loop. */
 INLINED int unit_of(const int format) {
     switch (format) {
-        case BF16: return 2;
+        case BF16: case HALVES: return 2;
         case F32: case F16: case Q8_0: case INT8: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16: return 4;
         default: return 8;
     }
@@ -168,8 +169,8 @@ INLINED float rounded(const float *x, const int length, const int most, int32_t 
     return bad ? __builtin_nanf("") : none ? 0 : largest / most;
 }
 
-/* Rows of x, `inputs` apart, of which only a format's own are there: x as it is; or for whole numbers
- * x in 16 bits, of each block what these are multiplied with, `blocks` apart, their total times that,
+/* Rows of x, `inputs` apart, of which only a format's own are there: x as it is; x in bfloat16; or for
+ * whole numbers x in 16 bits, of each block what these are multiplied with, `blocks` apart, their total times that,
  * and their total times what is the weights' centre. */
 typedef struct {
     const float *x;
@@ -200,7 +201,7 @@ INLINED void block(
     const int format, const int n, const int g, const uint8_t *heads, int64_t b, const uint8_t *data,
     Rows rows, float *acc) {
     const int lines = data_of(format) * unit_of(format) / length_of(format) / 64;
-    const int at_once = is_whole(format) ? 2 : 1; /* inputs */
+    const int at_once = is_whole(format) || format == HALVES ? 2 : 1; /* inputs */
     vf sum[MOST][GROUP][VECTORS];
     vi whole[MOST][GROUP][VECTORS];
 #pragma GCC unroll 8
@@ -228,6 +229,17 @@ INLINED void block(
 #pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; v++)
                         whole[r][t][v] = add_products(whole[r][t][v], w[v], input);
+                }
+            } else if (format == HALVES) {
+                vi w[VECTORS];
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) w[v] = load_i(tile + 64 * u + 4 * WIDE * v);
+#pragma GCC unroll 8
+                for (int r = 0; r < n; r++) {
+                    vi input = input_pair(rows, r, at);
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; v++)
+                        sum[r][t][v] = add_half_products(sum[r][t][v], w[v], input);
                 }
             } else {
                 vf w[VECTORS];

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.errors import ConfigurationError
+from outrider.models import isa
 from outrider.models.cpu_kernels import build
 from outrider.models.cpu_kernels.packed_formats import (
     FORMATS,
@@ -81,6 +82,7 @@ _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
 _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
+_HALVES = 14  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
 _AT_ONCE = 64 * GROUP * TILE  #: outputs that are laid at once, lest a second copy of all is made
 
 
@@ -260,6 +262,10 @@ class PackedLinear:
     faster for many rows, for q8_0 weights alone, and off by about 0.5 % of a result, or 1 %. A row
     is the same in every call either way.
 
+    With bfloat16 weights and a processor that has products of two such numbers, `activations` None
+    is "bfloat16": rows are rounded to it before they are multiplied, and sums are float32 (as
+    llama.cpp computes there). "float32" asks for float32 products, which is what None is elsewhere.
+
     Raises ConfigurationError where `unsupported_reason` says why, and for other activations.
 
     >>> run = PackedLinear(PackedWeight.from_dense(torch.eye(2, 3)))        # doctest: +SKIP
@@ -271,7 +277,7 @@ class PackedLinear:
         self,
         weight: PackedWeight | Sequence[PackedWeight],
         bias: Tensor | None = None,
-        activations: str = "float32",
+        activations: str | None = None,
     ) -> None:
         self.weights = (weight,) if isinstance(weight, PackedWeight) else tuple(weight)
         self.inputs = self.weights[0].inputs
@@ -286,10 +292,12 @@ class PackedLinear:
                     f"{one.inputs}"
                 )
         formats = ", ".join(dict.fromkeys(one.format for one in self.weights))
-        if activations not in ("float32", "int8") or (activations == "int8" and formats != "q8_0"):
+        if activations not in (None, "float32", "int8") or (
+            activations == "int8" and formats != "q8_0"
+        ):
             raise ConfigurationError(
-                f"activations are 'float32', or 'int8' with q8_0 weights; got {activations!r} with "
-                f"{formats} weights"
+                f"activations are None, 'float32', or 'int8' with q8_0 weights; got "
+                f"{activations!r} with {formats} weights"
             )
         if bias is not None and bias.shape != (self.outputs,):
             raise ConfigurationError(
@@ -297,6 +305,11 @@ class PackedLinear:
             )
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self.activations = activations
+        rounded = activations is None and isa.has_bf16_products()
+        self._codes = [
+            _HALVES if rounded and one.format == "bf16" else FORMATS[one.format].code
+            for one in self.weights
+        ]
         self._run: Callable[..., int] = (
             build.function("outrider_packed_int8", _INT8)
             if activations == "int8"
@@ -313,14 +326,16 @@ class PackedLinear:
         out = torch.empty(*x.shape[:-1], self.outputs)
         at, bias = out.data_ptr(), None if self.bias is None else self.bias.data_ptr()
         threads = torch.get_num_threads()
-        for one in self.weights:
+        for one, code in zip(self.weights, self._codes, strict=True):
             missing = one.wide - self.inputs
             given = F.pad(x, (0, missing)) if missing else x
-            kind = () if self.activations == "int8" else (FORMATS[one.format].code, one.per)
+            kind = () if self.activations == "int8" else (code, one.per)
             failed = self._run(
                 *kind, rows, one.wide, one.outputs, self.outputs, threads, given.data_ptr(),
                 one.panels.data_ptr(), bias, at,
             )  # fmt: skip
+            if failed == 2:  # the library in use was not compiled for what `isa` says
+                raise ConfigurationError("no products of bfloat16 numbers are compiled here")
             if failed:
                 raise MemoryError(f"no memory for {rows} rows of {self.inputs} inputs")
             at += 4 * one.outputs

@@ -172,6 +172,20 @@ INLINED vi add_products(vi sum, vi a, vi b) {
 #endif
 }
 
+/* sum + both products of a lane's two bfloat16 numbers, and float32 rounded to such. */
+#if WIDE == 16 && defined(__AVX512BF16__)
+#define HALF_PRODUCTS
+INLINED vf add_half_products(vf sum, vi a, vi b) {
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+static inline void round_halves(const float *x, int64_t count, int16_t *to) {
+    for (int64_t i = 0; i < count; i += WIDE)
+        _mm256_storeu_si256((__m256i *)(to + i), (__m256i)_mm512_cvtneps_pbh((__m512)load_f(x + i)));
+}
+#else
+INLINED vf add_half_products(vf sum, vi a, vi b) { return sum + 0 * as_f(a + b); } /* in no call */
+#endif
+
 /* Vector v of sixteen numbers of 4 bits: the lower half of each byte, then the upper one. */
 INLINED vi nibbles_i(uint64_t all, const int v) {
     const uint64_t low = 0x0f0f0f0f0f0f0f0f;
