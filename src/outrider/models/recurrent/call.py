@@ -42,10 +42,11 @@ class StateCall:
         self.slots_BQ, self.parent_BQ, self.ring = nodes.slots_BQ, parent_BQ, ring
         self.depth_BQ = depth_BQ  #: tokens of each node's text
         self.settled_B = nodes.settled_B
+        self._rows = torch.arange(len(self.slots_BQ), device=self.slots_BQ.device)[:, None]
         self.pieces: list[TextPiece] = []
         self.lines_BQ: Tensor | None = None  #: [B, Q] ring places of the nodes, of a tree
         self._text: tuple[Tensor, Tensor] | None = None  # [B, R] node of each place, and if any
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._walk: tuple[Tensor, Tensor] | None = None
         self.origins: list[list[int]] = []
         self.outside_BED: Tensor | None = None
@@ -148,15 +149,16 @@ class StateCall:
 
     def note(self, ring_BR: Tensor, entry_BQ: Tensor) -> None:
         """Write the nodes' entries [B, Q, ...] to a ring [B, R, ...]; of text, the last ones."""
-        more = [1] * (entry_BQ.dim() - 2)
+        # by whole entries: scatter and gather take each number of an entry by itself, ten times
+        # as long
         if self.lines_BQ is not None:
-            at = self.lines_BQ.view(*self.lines_BQ.shape, *more)
-            ring_BR.scatter_(1, at.expand(entry_BQ.shape), entry_BQ.to(ring_BR.dtype))
+            ring_BR[self._rows, self.lines_BQ] = entry_BQ.to(ring_BR.dtype)
             return
         assert self._text is not None
-        node_BR, there_BR = (table.view(*table.shape, *more) for table in self._text)
-        at = node_BR.clamp(max=entry_BQ.shape[1] - 1).expand(-1, -1, *entry_BQ.shape[2:])
-        ring_BR.copy_(torch.where(there_BR, entry_BQ.gather(1, at), ring_BR))
+        node_BR, there_BR = self._text
+        found = entry_BQ[self._rows, node_BR.clamp(max=entry_BQ.shape[1] - 1)]
+        there = there_BR.view(*there_BR.shape, *[1] * (entry_BQ.dim() - 2))
+        ring_BR.copy_(torch.where(there, found, ring_BR))
 
     def windows(self, ring_BRC: Tensor, x_BQC: Tensor, size: int) -> Tensor:
         """Write inputs; those of each node and of the nodes before it, [B, Q, size, C]."""
@@ -167,14 +169,13 @@ class StateCall:
             source = ring_BRC
         else:
             before = self.slots_BQ[:, :1] - torch.arange(size - 1, 0, -1, device=place.device)
-            old = (before % self.ring)[..., None].expand(-1, -1, wide)
-            source = torch.cat([ring_BRC.gather(1, old), x_BQC], 1)
+            source = torch.cat([ring_BRC[self._rows, before % self.ring], x_BQC], 1)
             self.note(ring_BRC, x_BQC)
-        found = source.gather(1, place.flatten(1)[..., None].expand(-1, -1, wide))
-        return found.view(rows, queries, size, wide) * there[..., None]
+        found = source[self._rows, place.flatten(1)].view(rows, queries, size, wide)
+        return found if there is None else found * there[..., None]
 
-    def _windows(self, size: int) -> tuple[Tensor, Tensor]:
-        """Places [B, Q, size] of each node and those before it, and which are there."""
+    def _windows(self, size: int) -> tuple[Tensor, Tensor | None]:
+        """Places [B, Q, size] of each node and those before it; which are there, None: all."""
         if size in self._before:
             return self._before[size]
         if self._walk is None:
@@ -194,7 +195,8 @@ class StateCall:
                 at = torch.where(at < base_B[:, None], at - 1, above).clamp(min=-1)
             slot = torch.stack(slots[::-1], -1)
             table = slot % self.ring
-        self._before[size] = table, slot >= 0
+        there = slot >= 0
+        self._before[size] = table, None if bool(there.all()) else there
         return self._before[size]
 
     def read(

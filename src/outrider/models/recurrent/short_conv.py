@@ -21,10 +21,10 @@ def over_windows(
     >>> over_windows(torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[3.0, 4.0]]), None, None)
     tensor([[[11.]]])
     """
-    weight_CK = weight_CK.float()
-    out = x_BCQK[..., 0] * weight_CK[:, 0, None]
-    for tap in range(1, weight_CK.shape[1]):
-        out = out + x_BCQK[..., tap] * weight_CK[:, tap, None]
+    taps_KC1 = weight_CK.float().t().contiguous()[..., None]
+    out = x_BCQK[..., 0] * taps_KC1[0]
+    for tap in range(1, len(taps_KC1)):
+        out = out + x_BCQK[..., tap] * taps_KC1[tap]
     if bias_C is not None:
         out = out + bias_C.float()[:, None]
     out = out.to(x_BCQK.dtype)  # as transformers' own: rounded ahead of the activation

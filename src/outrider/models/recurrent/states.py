@@ -147,11 +147,11 @@ class RecurrentStates:
         to = first_B[:, None] + torch.arange(1, depth + 1, device=path_BD.device)
         source = torch.where(path_BD >= 0, first_B[:, None] + path_BD, to)
         into, of = to % self.ring, source % self.ring
+        rows = torch.arange(self.rows, device=to.device)[:, None]
         for table in self._rings():
-            ring = table[: self.rows]
-            ring.scatter_(1, _wide(into, ring), ring.gather(1, _wide(of, ring)))
-        self._parent_BR[: self.rows].scatter_(1, into, to - 1)
-        self._depth_BR[: self.rows].scatter_(1, into, to + 1)
+            table[rows, into] = table[rows, of]
+        self._parent_BR[rows, into] = to - 1
+        self._depth_BR[rows, into] = to + 1
 
     # ------------------------------------------------------------------ rows come and go
 
