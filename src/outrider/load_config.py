@@ -75,7 +75,7 @@ class LoadConfig:
     """Shortest and longest n-gram that a lookup looks for; None: (1, 4)."""
 
     table: "str | Path | Table | None" = None
-    """Counts for "ngram_table" and "ngram_tree": a file (`ngram_file.write`) or a `Table`; None:
+    """Counts for "ngram_table" and "ngram_tree": a file (`ngram_table.write`) or a `Table`; None:
     the shipped pair's."""
 
     shared_noise: bool = False

@@ -137,7 +137,7 @@ def check(
     if "table" in recipe.needs and table is None:
         raise ConfigurationError(
             f"drafter {name!r} needs a table; got table=None; give a file or a Table: "
-            "drafters.ngram_table.count counts a text, drafters.ngram_file.write keeps it"
+            "drafters.ngram_table.count counts a text, drafters.ngram_table.write keeps it"
         )
     return recipe
 

@@ -255,7 +255,7 @@ def read(file: str | Path) -> Table:
     4
     """
     if not isinstance(file, (str, Path)):
-        arguments.refuse("table", "a Table or the path of its file", file, "see ngram_file.write")
+        arguments.refuse("table", "a Table or the path of its file", file, "see ngram_table.write")
     try:
         changed = Path(file).stat()
         return _read(str(file), changed.st_mtime_ns, changed.st_size)

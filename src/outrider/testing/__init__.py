@@ -94,7 +94,6 @@ __all__ = [
     "p_value",
     "pair",
     "perturbed",
-    "rule_checks",
     "runner_checks",
     "sourced",
     "sources",
