@@ -233,6 +233,14 @@ def test_a_compiler_that_hangs_is_given_up_and_killed(fresh, tmp_path):
     assert build.unbuilt() == "compiling took longer than 0.5 s (not tried again for a day)"
 
 
+def test_whoever_cannot_do_without_waits_until_it_is_made(fresh):
+    fresh.setattr(build, "PATIENCE", 0.0)
+    fresh.setattr(build, "TEXTS", small(1))
+    build.wait()
+    assert build.unbuilt() is None or not shutil.which("cc")
+    assert "still being compiled" not in str(build.unbuilt())
+
+
 def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path, caplog):
     fresh.setenv("CC", lasting(tmp_path, "sleep 1000"))
     fresh.setattr(build, "TEXTS", small(1))

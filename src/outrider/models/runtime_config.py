@@ -9,7 +9,7 @@ from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import TreeDecoder, calibrate, isa, weight_only
 from outrider.models.calibrate import Calibration, Setting
-from outrider.models.cpu_kernels import int8
+from outrider.models.cpu_kernels import build, int8
 from outrider.models.draft_source import DraftSource
 from outrider.models.linear import can_pack, supports_unpacked
 from outrider.models.sources import DTYPES, ModelSource
@@ -98,6 +98,8 @@ def _dtypes(wish: RuntimeOptions, target: ModelSource, place: torch.device) -> l
     Raises ConfigurationError for a type that is not to be had.
     """
     dtype = target.loaded_dtype() or "auto" if wish.dtype == "auto" else str(wish.dtype)
+    if place.type == "cpu" and (target.in_blocks or dtype in QUANTISED):
+        build.wait()
     why = weight_only.unfit(place)
     if dtype in QUANTISED and why:
         raise ConfigurationError(

@@ -3,9 +3,10 @@ once, in the background, and kept beside calibrations.
 
 A wheel carries libraries of the sources that lie beside it (`prebuilt`). Elsewhere the compiler
 that `CC` names, else `cc`, makes one, in a process of its own (`build_process`) that ends with this
-one. Whoever needs the library first waits for it, PATIENCE at most. Then, and where there is none,
-torch's operators run, for as long as this process does: what it measures is kept under `identity`,
-apart from what is measured with a library. `unbuilt` says why there is none, `told` which one runs,
+one. Whoever needs the library first waits for it, PATIENCE at most, or to its end who cannot do
+without (`wait`). Then, and where there is none, torch's operators run, for as long as this process
+does: what it measures is kept under `identity`, apart from what is measured with a library.
+`unbuilt` says why there is none, `told` which one runs,
 and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one may use.
 
 A process runs the sources that lay there when it imported this module, whatever has replaced them
@@ -260,24 +261,33 @@ def start() -> None:
         _state.found = found
 
 
+def wait() -> None:
+    """Wait for a library that is being compiled for as long as compiling may take: where a model is
+    several times as large without one, or cannot be had at all."""
+    with _state.lock:
+        start()
+        if _state.found is None and _state.background is not None:
+            _state.found = _made(_state.background, max(PATIENCE, _LIMIT))
+
+
 def _found() -> Library | str:
     if _state.found is not None:  # as in all calls but the first
         return _state.found
     with _state.lock:
         start()
         if _state.found is None and _state.background is not None:
-            _state.found = _made(_state.background)
+            _state.found = _made(_state.background, PATIENCE)
         assert _state.found is not None
         return _state.found
 
 
-def _made(background: _Background) -> Library | str:
-    """What a build has come to, within the time that is given to it."""
+def _made(background: _Background, patience: float) -> Library | str:
+    """What a build has come to, within the seconds that are given to it."""
     order = background.order
     try:
-        failed = background.failed(PATIENCE)
+        failed = background.failed(patience)
     except TimeoutError:
-        why = f"still being compiled after {PATIENCE:g} s; the next start has them"
+        why = f"still being compiled after {patience:g} s; the next start has them"
         _log.warning("going on without compiled kernels: %s", why)
         return why
     if failed is not None:
