@@ -1,5 +1,6 @@
 """Messages with images over HTTP; what is remote is fetched where that is allowed alone."""
 
+import contextlib
 import json
 import socket
 import time
@@ -151,9 +152,14 @@ def elsewhere(monkeypatch):
                 self.send_header("Location", "http://127.0.0.1:1/")
                 self.end_headers()
                 return
-            self.send_response(200 if self.path in paths else 404)
+            self.send_response(200 if self.path in {*paths, "/drip"} else 404)
             self.end_headers()
             self.wfile.write(paths.get(self.path, b""))
+            if self.path == "/drip":
+                with contextlib.suppress(OSError):  # the reader hangs up
+                    for _ in range(40):
+                        self.wfile.write(b"1")
+                        time.sleep(0.05)
 
         def log_message(self, *_):
             pass
@@ -191,6 +197,8 @@ def test_what_is_fetched_has_limits(elsewhere, monkeypatch):
         media.fetch(elsewhere + "/long", time.monotonic() + 5)
     with pytest.raises(ImageError, match="TimeoutError"):
         media.fetch(elsewhere + "/a.png", time.monotonic() - 1)
+    with pytest.raises(ImageError, match="TimeoutError"):  # no wait for a byte is long
+        media.fetch(elsewhere + "/drip", time.monotonic() + 0.5)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ asked), so many bytes, so many seconds. Nothing is fetched unless the server was
 
 import base64
 import binascii
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -129,9 +131,16 @@ def _one(asked: SplitResult, until: float) -> str | bytes:
     port = asked.port or (443 if asked.scheme.lower() == "https" else 80)
     address = public_address(asked.hostname, port)
     link = socket.create_connection((address, port), timeout=_left(until))
+    # each wait has a limit of its own; a sender of a byte at a time is stopped by the clock
+    alarm = threading.Timer(_left(until), lambda: _hang_up(link))
+    alarm.daemon = True
+    alarm.start()
     try:
         if asked.scheme.lower() == "https":
-            link = ssl.create_default_context().wrap_socket(link, server_hostname=asked.hostname)
+            link = ssl.create_default_context().wrap_socket(
+                link, server_hostname=asked.hostname, do_handshake_on_connect=False
+            )
+            link.do_handshake()
         talk = http.client.HTTPConnection(asked.hostname, port, timeout=_left(until))
         talk.sock = link
         path = (asked.path or "/") + (f"?{asked.query}" if asked.query else "")
@@ -146,10 +155,17 @@ def _one(asked: SplitResult, until: float) -> str | bytes:
             data += part
             if len(data) > MOST_BYTES:
                 raise _unfetched(asked.geturl(), f"more than {MOST_BYTES} bytes")
-            link.settimeout(_left(until))
+        _left(until)  # what was cut off by the clock may look like its end
         return data
     finally:
+        alarm.cancel()
         link.close()
+
+
+def _hang_up(link: socket.socket) -> None:
+    """End whatever waits for the other side."""
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 def public_address(host: str, port: int) -> str:
