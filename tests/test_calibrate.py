@@ -169,7 +169,11 @@ def test_threads_are_tried_on_cores_that_the_process_may_use(monkeypatch):
 
     monkeypatch.setattr(calibrate, "choose", choose)
     target = SimpleNamespace(
-        config=None, group=None, loaded_dtype=lambda: "float32", keeps=lambda *_: False
+        config=None,
+        group=None,
+        in_blocks=False,
+        loaded_dtype=lambda: "float32",
+        keeps=lambda *_: False,
     )
     for some in ({3}, {1, 3}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda who, some=some: some, raising=False)

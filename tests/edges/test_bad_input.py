@@ -303,7 +303,7 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
     kinds = [
         k for k in vars(errors).values() if isinstance(k, type) and k.__module__ == errors.__name__
     ]
-    assert len(kinds) == 13
+    assert len(kinds) == 14
     for kind in kinds:
         assert issubclass(kind, outrider.OutriderError)
         assert getattr(outrider, kind.__name__) is kind

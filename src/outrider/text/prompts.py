@@ -98,8 +98,11 @@ class PromptEncoder:
 
     def _prompt(self, prompt: object, number: int) -> tuple[list[int], MultiModalInputs | None]:
         """Token ids of a prompt, and its images or sound."""
-        ready = isinstance(prompt, Mapping)
-        if not ready and not has_media(prompt):
+        if isinstance(prompt, Mapping):  # a model of text has no use for a tokenizer's output
+            text = self.media is None and not set(prompt) - _OF_TEXT
+        else:
+            text = not has_media(prompt)
+        if text:
             return encode(self.tokenizer, prompt, number), None
         if self.media is None:
             raise ConfigurationError(
@@ -183,6 +186,10 @@ def sources(prompts: object) -> list[object]:
         if any(several):
             return list(prompts)
     return separate(prompts)
+
+
+#: What a tokenizer makes of a text.
+_OF_TEXT = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 def _is_ready(given: object) -> bool:
