@@ -24,6 +24,7 @@ SUPPORTED = frozenset(
         "longt5",
         "m2m_100",
         "marian",
+        "marian-ssru",
         "mbart",
         "moonshine",
         "mt5",
@@ -40,6 +41,9 @@ SUPPORTED = frozenset(
     }
 )
 
+#: Files with models that transformers has not: importing one registers its classes there.
+OWN: Mapping[str, str] = {"marian-ssru": "outrider.models.seq2seq.marian_ssru"}
+
 #: Decoders that a composite of two models may have.
 DECODERS = frozenset(
     {"bart", "bert", "bert-generation", "gpt2", "mbart", "roberta", "trocr", "xlm-roberta"}
@@ -50,6 +54,7 @@ _COMPOSITES = frozenset({"encoder-decoder", "vision-encoder-decoder"})
 EXCEPTIONS: Mapping[str, "type[Seq2SeqRunner]"] = lazy.Registry(
     {
         "bigbird_pegasus": "outrider.models.seq2seq.families:BigBirdPegasusRunner",
+        "marian-ssru": "outrider.models.seq2seq.marian_ssru:MarianSsruRunner",
         "moonshine": "outrider.models.seq2seq.families:MoonshineRunner",
         "roberta": "outrider.models.seq2seq.families:RobertaRunner",
         "speech_to_text": "outrider.models.seq2seq.families:SpeechToTextRunner",
@@ -76,6 +81,7 @@ def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
 __all__ = [
     "DECODERS",
     "EXCEPTIONS",
+    "OWN",
     "SUPPORTED",
     "Seq2SeqRunner",
     "StatesRunner",
