@@ -194,7 +194,7 @@ def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
     target, small = pair()
     ban = {31: -torch.inf}
     run = EngineRun(Engine(Poisoned(target, 31), DRAFTERS[name](small)), 2, CAPACITY, trace=True)
-    run._lag = 1
+    run._outputs.lag = 1
     run.submit(Request(PROMPTS[0], SamplingParams(0, logit_bias=ban), StopConditions(30)))
     run.submit(Request([2] * 12 + [31], SamplingParams(0), StopConditions(30)))
     run.submit(Request([6], SamplingParams(0, logit_bias=ban), StopConditions(30)))

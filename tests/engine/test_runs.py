@@ -124,7 +124,7 @@ def test_a_put_that_touches_a_neighbour_is_caught(monkeypatch):
 def test_blocks_may_be_read_late(name):
     """As on a GPU, where the host reads a block while the next step runs."""
     played = Script(engine_of(name))
-    played.run._lag = 1
+    played.run._outputs.lag = 1
     for action, pick in FIXED:
         played.play(action, pick)
     played.finish()

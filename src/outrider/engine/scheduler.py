@@ -63,7 +63,7 @@ class Scheduler:
         self,
         target: LanguageModel,
         drafter: Drafter,
-        ledger: RequestTable,
+        requests: RequestTable,
         seats: int,
         capacity: int,
         prefixes: PrefixCache | None = None,
@@ -72,7 +72,7 @@ class Scheduler:
         # entries of other sources, and states that heads read, are not kept
         plain = target.reads == "text" and not drafter.taps
         self.prefixes = prefixes if plain else None
-        self.ledger, self.seats = ledger, SlotTable(seats)
+        self.table, self.seats = requests, SlotTable(seats)
         self.batch: Batch | None = None
         self._prefill: tuple[list[int], Prefill] | None = None
 
@@ -88,11 +88,11 @@ class Scheduler:
 
     def requests(self, numbers: Sequence[int]) -> list[Request]:
         """The requests with these numbers."""
-        return [self.ledger.entries[number].request for number in numbers]
+        return [self.table.entries[number].request for number in numbers]
 
     def leave(self) -> None:
         """Rows that are over leave: rows from the end move into their seats."""
-        rows, entries = self.seats.rows, self.ledger.entries
+        rows, entries = self.seats.rows, self.table.entries
         over = [row for row, number in enumerate(rows) if entries[number].over]
         if not over:
             return
@@ -128,13 +128,13 @@ class Scheduler:
         while self._prefill is not None or self._call(free):
             assert self._prefill is not None
             numbers, prefill = self._prefill
-            entries = [self.ledger.entries[number] for number in numbers]
+            entries = [self.table.entries[number] for number in numbers]
             alive = [at for at, entry in enumerate(entries) if not entry.over]
             try:
                 newcomers = prefill.step(None if through else CHUNK) if alive else None
             except PromptError as error:  # images that do not fit the prompt: its own, no other's
                 self._prefill = None
-                self.ledger.ready += [self.ledger.fail(number, error) for number in numbers]
+                self.table.ready += [self.table.fail(number, error) for number in numbers]
                 continue
             if alive and newcomers is None:
                 break
@@ -173,7 +173,7 @@ class Scheduler:
         self._prefill = numbers, prefill
         for number in numbers:
             self.seats.waiting.remove(number)
-            entry = self.ledger.entries[number]
+            entry = self.table.entries[number]
             entry.move(RequestStatus.PREFILLING)
             entry.stats.cached_tokens = prefill.copied
         return True
@@ -203,4 +203,4 @@ class Scheduler:
             self.batch = self.batch.put(range(first, first + len(numbers)), newcomers)
         self.seats.rows += numbers
         for number in numbers:
-            self.ledger.run(number)
+            self.table.run(number)
