@@ -111,7 +111,7 @@ def test_requests_that_come_while_others_run(lag, monkeypatch):
     ]
 
     def texts(made):
-        run = EngineRun(made, seats=2, capacity=64)
+        run = EngineRun(made, max_num_seqs=2, capacity=64)
         run._outputs.lag = lag  # 1 is what a device has: the host reads while the next step runs
         run.submit_all(requests[:3])
         found = [[] for _ in requests[:6]]

@@ -1,13 +1,13 @@
 """Requests being decoded: they come and go while others run, one step of all after another.
 
-    run = EngineRun(engine, seats=8)
+    run = EngineRun(engine, max_num_seqs=8)
     number = run.submit(Request(prompt, ...))
     blocks = run.step()
     run.end(number, "cancelled")
 
 The loop, as long as a request is not over:
 
-    schedule   rows that are over leave, prompts are read, newcomers sit down   scheduler.py
+    schedule   rows that are over leave, prompts are read, newcomers get a row   scheduler.py
     plan       what to draft in this step: a chain, a tree, nothing             speculation_policy/
     propose    the drafter's tokens                                             step.py
     score      the target's laws at each of them, in one call
@@ -16,7 +16,7 @@ The loop, as long as a request is not over:
     process    what was emitted is counted and made ready to be told            output_processor.py
     learn      the planner sees what was kept, and what it took
 
-Rows, seats and what becomes of a request: docs/rows-and-seats.md.
+Rows, and what becomes of a request: docs/requests-and-rows.md.
 """
 
 import time
@@ -62,10 +62,10 @@ Observer = Callable[[Draft, Scores, Verdict, StepTensors, list[int]], None]
 class EngineRun(Iterator[StepOutput]):
     """Requests being decoded: `submit` and `end` them while others run, `step`, or iterate.
 
-    seats     how many rows run side by side; the others wait, first come first served
-    capacity  slots of a row: prompt, budget and draft tree. None: the model's context
-    prefixes  what is kept of prompts, for others that begin alike; runs of one thread may share it.
-              Of models that read more than text, and for heads, nothing is kept
+    max_num_seqs  how many rows run side by side; others wait, first come first served
+    capacity      slots of a row: prompt, budget and draft tree. None: the model's context
+    prefixes      what is kept of prompts, for others that begin alike; runs of one thread may
+                  share it. Of models that read more than text, and for heads, nothing is kept
 
     Iterating ends when nothing is left to do. A request that failed raises its error there, once;
     the others go on if the iteration does.
@@ -74,7 +74,7 @@ class EngineRun(Iterator[StepOutput]):
     def __init__(
         self,
         engine: "Engine",
-        seats: int = 8,
+        max_num_seqs: int = 8,
         capacity: int | None = None,
         *,
         trace: bool = False,
@@ -93,13 +93,13 @@ class EngineRun(Iterator[StepOutput]):
         room = engine.target.width(capacity)
         self.rule = engine.choose_rule("all")
         self._graphed: Graphed | None = None
-        seats = arguments.whole("seats", seats, "give at least one", least=1)
+        arguments.whole("max_num_seqs", max_num_seqs, "give at least one", least=1)
         self._requests = RequestTable()
         self._scheduler = Scheduler(
-            engine.target, engine.drafter, self._requests, seats, room, prefixes
+            engine.target, engine.drafter, self._requests, max_num_seqs, room, prefixes
         )
         self._reads = engine.target.reads != "text"
-        self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
+        self._plan = engine.planner.open(engine.shapes, engine.priced(max_num_seqs))
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
@@ -140,7 +140,7 @@ class EngineRun(Iterator[StepOutput]):
             if sampling is not request.sampling:
                 request = replace(request, sampling=sampling)
             numbers.append(self._requests.add(request))
-        self._scheduler.seats.waiting += numbers
+        self._scheduler.queue.waiting += numbers
         if any(sampling.temperature for sampling in settings):
             self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
@@ -160,7 +160,7 @@ class EngineRun(Iterator[StepOutput]):
         waits = self._requests.entries[number].phase is RequestStatus.WAITING
         self._requests.end(number, reason, keep)
         if waits:
-            self._scheduler.seats.waiting.remove(number)
+            self._scheduler.queue.waiting.remove(number)
         if self.done:
             self._mark = 0.0
 
@@ -258,7 +258,7 @@ class EngineRun(Iterator[StepOutput]):
         return block
 
     def step(self) -> list[StepOutput]:
-        """Seat who waits, read a piece of a prompt, one step of those who run; what it emitted.
+        """Schedule, make one step of those who run, and return what was emitted.
 
         A request that failed has a last block with finish_reason "error"; `errors` says why.
         """
@@ -280,9 +280,9 @@ class EngineRun(Iterator[StepOutput]):
         self._mark = 0.0 if self.done else now
 
     def _schedule(self) -> float:
-        """Rows that are over leave, prompts are read, newcomers sit down; seconds of reading."""
+        """Rows that are over leave, prompts are read, newcomers get a row; seconds of reading."""
         if any(self._requests.entries[number].cut for number in self._scheduler.rows):
-            self._outputs.read()  # what is unread tells whether their seats are clean
+            self._outputs.read()  # what is unread tells whether their rows are clean
         self._scheduler.leave()
         self._sweep()
         rests = not isinstance(self.engine.planner, FixedLength)
@@ -376,9 +376,9 @@ class EngineRun(Iterator[StepOutput]):
             for number, entry, each in zip(numbers, entries, asked, strict=True)
         ]
         free = self._free([row.request for row in rows])
-        seats, unread = self._scheduler.seats, batch.context.unread
-        closed, dropped = self._closed and not seats.waiting, bool(self.engine.watch.why)
-        view = BatchView(rows, seats.count, free, closed, unread, dropped)
+        queue, unread = self._scheduler.queue, batch.context.unread
+        closed, dropped = self._closed and not queue.waiting, bool(self.engine.watch.why)
+        view = BatchView(rows, queue.max_num_seqs, free, closed, unread, dropped)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if shape._replace(most_B=None, sizes=None) not in shapes:

@@ -111,7 +111,7 @@ class RequestTable:
         return entry.stats
 
     def sweep(self, named: Sequence[int]) -> None:
-        """Drop what is to be forgotten, but for requests that seats or prompts under way name."""
+        """Drop what is to be forgotten, but for requests that rows or prompts under way name."""
         if self.forgotten:
             for number in self.forgotten.difference(named):
                 del self.entries[number]
