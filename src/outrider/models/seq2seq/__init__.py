@@ -19,6 +19,8 @@ SUPPORTED = frozenset(
         "bigbird_pegasus",
         "blenderbot",
         "blenderbot-small",
+        "canary",
+        "cohere_asr",
         "encoder-decoder",
         "led",
         "longt5",
@@ -26,6 +28,7 @@ SUPPORTED = frozenset(
         "marian",
         "mbart",
         "moonshine",
+        "moonshine_streaming",
         "mt5",
         "mvp",
         "pegasus",
@@ -50,7 +53,10 @@ _COMPOSITES = frozenset({"encoder-decoder", "vision-encoder-decoder"})
 EXCEPTIONS: Mapping[str, "type[Seq2SeqRunner]"] = lazy.Registry(
     {
         "bigbird_pegasus": "outrider.models.seq2seq.families:BigBirdPegasusRunner",
-        "moonshine": "outrider.models.seq2seq.families:MoonshineRunner",
+        "canary_decoder": "outrider.models.seq2seq.families:MaskedStatesRunner",
+        "cohere_asr": "outrider.models.seq2seq.families:MaskedStatesRunner",
+        "moonshine": "outrider.models.seq2seq.families:MaskedStatesRunner",
+        "moonshine_streaming": "outrider.models.seq2seq.families:MoonshineStreamingRunner",
         "roberta": "outrider.models.seq2seq.families:RobertaRunner",
         "speech_to_text": "outrider.models.seq2seq.families:SpeechToTextRunner",
         "xlm-roberta": "outrider.models.seq2seq.families:RobertaRunner",
