@@ -106,7 +106,7 @@ class _WindowedReader(EncoderReader):
 
 
 class MoonshineStreamingRunner(MaskedStatesRunner):
-    """Moonshine's streaming form: an encoder of windows, and a decoder that writes to its states."""
+    """Moonshine's streaming form: an encoder of windows; its decoder writes to the states."""
 
     encoder = _WindowedReader
 
