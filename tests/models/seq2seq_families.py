@@ -7,6 +7,7 @@ import transformers
 from transformers import AutoConfig
 
 from outrider.models.auto_classes import auto_class
+from outrider.models.seq2seq import marian_ssru as marian_ssru  # registers itself
 
 VOCAB = 97
 IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -133,6 +134,7 @@ FAMILIES = {
     "Blenderbot": lambda: own("blenderbot", **BART),
     "Blenderbot-small": lambda: own("blenderbot-small", **BART),
     "Marian": lambda: own("marian", **BART),
+    "Marian, SSRU": lambda: own("marian-ssru", **BART),
     "Pegasus": lambda: own("pegasus", **BART),
     "PEGASUS-X": lambda: own("pegasus_x", **BART, num_global_tokens=4, block_size=8),
     "BigBird-Pegasus": lambda: own("bigbird_pegasus", **BART, block_size=2, num_random_blocks=1),

@@ -26,6 +26,7 @@ SUPPORTED = frozenset(
         "longt5",
         "m2m_100",
         "marian",
+        "marian-ssru",
         "mbart",
         "moonshine",
         "moonshine_streaming",
@@ -43,6 +44,9 @@ SUPPORTED = frozenset(
     }
 )
 
+#: Files with models that transformers has not: importing one registers its classes there.
+OWN: Mapping[str, str] = {"marian-ssru": "outrider.models.seq2seq.marian_ssru"}
+
 #: Decoders that a composite of two models may have.
 DECODERS = frozenset(
     {"bart", "bert", "bert-generation", "gpt2", "mbart", "roberta", "trocr", "xlm-roberta"}
@@ -57,6 +61,7 @@ EXCEPTIONS: Mapping[str, "type[Seq2SeqRunner]"] = lazy.Registry(
         "cohere_asr": "outrider.models.seq2seq.families:MaskedStatesRunner",
         "moonshine": "outrider.models.seq2seq.families:MaskedStatesRunner",
         "moonshine_streaming": "outrider.models.seq2seq.families:MoonshineStreamingRunner",
+        "marian-ssru": "outrider.models.seq2seq.marian_ssru:MarianSsruRunner",
         "roberta": "outrider.models.seq2seq.families:RobertaRunner",
         "speech_to_text": "outrider.models.seq2seq.families:SpeechToTextRunner",
         "xlm-roberta": "outrider.models.seq2seq.families:RobertaRunner",
@@ -82,6 +87,7 @@ def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
 __all__ = [
     "DECODERS",
     "EXCEPTIONS",
+    "OWN",
     "SUPPORTED",
     "Seq2SeqRunner",
     "StatesRunner",
