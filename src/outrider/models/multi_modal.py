@@ -42,6 +42,16 @@ def placeholders(config: PretrainedConfig) -> frozenset[int]:
     return frozenset(value for _, value in named if type(value) is int and value >= 0)
 
 
+def hears_in_prompts(config: PretrainedConfig) -> bool:
+    """Whether a prompt of such a model may hold sound.
+
+    >>> from transformers import LlavaConfig, VoxtralConfig
+    >>> hears_in_prompts(VoxtralConfig()), hears_in_prompts(LlavaConfig())
+    (True, False)
+    """
+    return any(re.match("(audio|speech)_.*(id|index)$", name) for name in vars(config))
+
+
 @dataclass(frozen=True)
 class RowPositions(RowTable):
     """How far the positions of each row's text are from its slots. A `RowStore`."""
