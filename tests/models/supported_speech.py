@@ -11,6 +11,8 @@ FAMILIES = {
     "cohere_asr": "Cohere ASR",
     "moonshine": "Moonshine",
     "moonshine_streaming": "Moonshine (streaming)",
+    "seamless_m4t": "SeamlessM4T (speech)",
+    "seamless_m4t_v2": "SeamlessM4T v2 (speech)",
     "speech_to_text": "Speech2Text",
     "whisper": "Whisper",
 }
