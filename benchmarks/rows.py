@@ -40,7 +40,7 @@ def join(engine: Engine, rows: int, context: int, text: list[int]) -> float:
         batch = batch.put([row], long.take([0]))
     newcomer = Request(text[:100], outrider.SamplingParams(0.8, seed=2), limits)
     least_time = float("inf")
-    for _ in range(5):  # the first to sit in a seat touches its memory
+    for _ in range(5):  # the first request of a row touches its memory
         one = begin(engine.target, engine.drafter, [newcomer], capacity)
         started = time.thread_time()
         batch = batch.put([rows], one)

@@ -7,7 +7,7 @@ The folder holds `whisper-base`, `whisper-tiny.en` and `speech`, into which Debi
 asterisk-core-sounds-en and -fr and their -wav were unpacked (`training.whisper_recordings`). One
 thread, its CPU time, every window by every arm in turn, greedy and without timestamps. Encoders are
 timed apart, since their states are the same for all arms of a dtype. The planned arms run all
-windows as one run with one seat, as a long recording does; "same" counts texts equal to lean
+windows as one run with one row, as a long recording does; "same" counts texts equal to lean
 plain's.
 
     transformers          generate with encoder_outputs
@@ -178,14 +178,14 @@ class Bench:
     def engine(self, drafter: Any, planner: str = "fixed") -> Engine:
         return Engine(self.target, drafter, "match", planner)
 
-    def decoded(self, arm: str, engine: Engine, numbers: list[int], seats: int = 1) -> None:
+    def decoded(self, arm: str, engine: Engine, numbers: list[int], max_num_seqs: int = 1) -> None:
         """All these windows as one run."""
         from outrider.engine.engine_run import EngineRun
 
         requests = [self.request(self.windows[number]) for number in numbers]
-        engine.priced(seats)  # once, where the planner needs it: `load` remembers it
+        engine.priced(max_num_seqs)  # once, where the planner needs it: `load` remembers it
         started = time.thread_time()
-        run = EngineRun(engine, seats, 448 + 16)
+        run = EngineRun(engine, max_num_seqs, 448 + 16)
         run.submit_all(requests)
         run.close()
         texts: list[list[int]] = [[] for _ in numbers]
@@ -235,8 +235,8 @@ class Bench:
             "batch of 8, draft": (single[f"draft {self.depths[0]}"], 8),
             "batch of 8, int8": (single[f"int8 {self.depths[0]}"], 8),
         }
-        for arm, (engine, seats) in runs.items():
-            self.decoded(arm, engine, list(each), seats)
+        for arm, (engine, max_num_seqs) in runs.items():
+            self.decoded(arm, engine, list(each), max_num_seqs)
         self.tell()
 
     def tell(self) -> None:

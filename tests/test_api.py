@@ -89,7 +89,7 @@ def unmeasured(monkeypatch):
 RUN = ["README.md"]
 RUN += [
     f"docs/{page}.md"
-    for page in "guide adding-a-drafter adding-a-rule rows-and-seats beams heads".split()
+    for page in "guide adding-a-drafter adding-a-rule requests-and-rows beams heads".split()
 ]
 RUN += ["docs/more-drafters.md", "docs/speculate.md", "docs/image-tokens.md"]
 

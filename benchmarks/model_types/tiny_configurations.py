@@ -310,6 +310,7 @@ BY_HAND = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"] * 2}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "moonshine_streaming": {"num_key_value_heads": 4},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {

@@ -18,25 +18,25 @@ NEVER = 1 << 62  #: a length that no row reaches
 T = TypeVar("T")
 
 
-def scatter_rows(mine: Tensor, seats: Sequence[int], theirs: Tensor, fill: float = 0) -> Tensor:
-    """`mine` with the rows of `theirs` in these seats; narrower rows are filled up.
+def scatter_rows(mine: Tensor, into: Sequence[int], theirs: Tensor, fill: float = 0) -> Tensor:
+    """`mine` with the rows of `theirs` at these rows; narrower rows are filled up.
 
     >>> scatter_rows(torch.tensor([[1, 2], [3, 4]]), [2, 0], torch.tensor([[5], [6]]), -1).tolist()
     [[6, -1], [3, 4], [5, -1]]
     """
-    rows = max(mine.shape[0], 1 + max(seats, default=-1))
+    rows = max(mine.shape[0], 1 + max(into, default=-1))
     wide = [max(a, b) for a, b in zip(mine.shape[1:], theirs.shape[1:], strict=True)]
     both = mine.new_full((rows, *wide), fill)
     both[tuple(slice(size) for size in mine.shape)] = mine
-    for row, seat in enumerate(seats):
-        both[seat] = fill
-        both[seat][tuple(slice(size) for size in theirs.shape[1:])] = theirs[row]
+    for row, at in enumerate(into):
+        both[at] = fill
+        both[at][tuple(slice(size) for size in theirs.shape[1:])] = theirs[row]
     return both
 
 
-def seated(mine: Sequence[T], seats: Sequence[int], theirs: Sequence[T]) -> tuple[T, ...]:
+def scatter_items(mine: Sequence[T], into: Sequence[int], theirs: Sequence[T]) -> tuple[T, ...]:
     """The same for a host value per row."""
-    both = dict(enumerate(mine)) | dict(zip(seats, theirs, strict=True))
+    both = dict(enumerate(mine)) | dict(zip(into, theirs, strict=True))
     return tuple(both[row] for row in range(len(both)))
 
 
@@ -63,13 +63,13 @@ def narrowed(part: Any, rows: int) -> Any:
     return part[:rows] if isinstance(part, Tensor) else part.narrow(rows)
 
 
-def joined(part: Any, seats: Sequence[int], other: Any) -> Any:
-    """A part with the rows of another one in these seats; None if one of the sides has nothing."""
+def joined(part: Any, into: Sequence[int], other: Any) -> Any:
+    """A part with the rows of another one at these rows; None if one of the sides has nothing."""
     if part is None or other is None:
         return None
     if type(part) is tuple:
-        return tuple(joined(mine, seats, its) for mine, its in zip(part, other, strict=True))
-    return scatter_rows(part, seats, other) if isinstance(part, Tensor) else part.put(seats, other)
+        return tuple(joined(mine, into, its) for mine, its in zip(part, other, strict=True))
+    return scatter_rows(part, into, other) if isinstance(part, Tensor) else part.put(into, other)
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class RowTable:
         """A copy of these rows, in this order."""
         return replace(self, **{name: gather_rows(part, rows) for name, part in vars(self).items()})
 
-    def put(self, seats: Sequence[int], other: Self) -> Self:
-        """The rows of `other` in these seats, shorter ones padded with zeros.
+    def put(self, into: Sequence[int], other: Self) -> Self:
+        """The rows of `other` at these rows, shorter ones padded with zeros.
 
         A part that only one side has is in the result no more.
         """
         its = vars(other)
-        return replace(self, **{n: joined(mine, seats, its[n]) for n, mine in vars(self).items()})
+        return replace(self, **{n: joined(mine, into, its[n]) for n, mine in vars(self).items()})
 
     def narrow(self, rows: int) -> Self:
         """The first rows."""
@@ -162,8 +162,8 @@ class Shaping(NamedTuple):
             ends=tuple(self.ends[row] for row in rows),
         )
 
-    def put(self, seats: Sequence[int], other: "Shaping") -> "Shaping":
-        """The rows of `other` in these seats; what one side lacks has no effect in its rows."""
+    def put(self, into: Sequence[int], other: "Shaping") -> "Shaping":
+        """The rows of `other` at these rows; what one side lacks has no effect in its rows."""
         ours, theirs = _columns(self), _columns(other)
         columns: dict[str, Any] = {}
         for name in ours | theirs:
@@ -173,7 +173,7 @@ class Shaping(NamedTuple):
                 side[name] if name in side else like.new_full((rows, *like.shape[1:]), off)
                 for side, rows in ((ours, len(self.processors)), (theirs, len(other.processors)))
             ]
-            columns[name] = scatter_rows(sides[0], seats, sides[1], off)
+            columns[name] = scatter_rows(sides[0], into, sides[1], off)
         return self._replace(
             **columns,
             ngrams=tuple(sorted({*self.ngrams, *other.ngrams})),
@@ -181,9 +181,9 @@ class Shaping(NamedTuple):
             marks=tuple(sorted({*self.marks, *other.marks})),
             soonest=min(self.soonest, other.soonest),
             opened=max(self.opened, other.opened),
-            processors=seated(self.processors, seats, other.processors),
-            padding=seated(self.padding, seats, other.padding),
-            ends=seated(self.ends, seats, other.ends),
+            processors=scatter_items(self.processors, into, other.processors),
+            padding=scatter_items(self.padding, into, other.padding),
+            ends=scatter_items(self.ends, into, other.ends),
             masks=self.masks or other.masks,
         )
 
@@ -219,8 +219,8 @@ class SamplingRows(NamedTuple):
             shaping=None if self.shaping is None else self.shaping.take(rows),
         )
 
-    def put(self, seats: Sequence[int], other: "SamplingRows") -> "SamplingRows":
-        """The rows of `other` in these seats. Host constants hold for both."""
+    def put(self, into: Sequence[int], other: "SamplingRows") -> "SamplingRows":
+        """The rows of `other` at these rows. Host constants hold for both."""
         rows, device = self.seed_B.shape[0], self.seed_B.device
         if rows == 0:
             return other
@@ -228,10 +228,10 @@ class SamplingRows(NamedTuple):
         if self.shaping is not None or other.shaping is not None:
             mine = self.shaping or Shaping.neutral(rows, device)
             newcomers = other.shaping or Shaping.neutral(other.seed_B.shape[0], device)
-            shaping = mine.put(seats, newcomers)
+            shaping = mine.put(into, newcomers)
         theirs = _columns(other)
         return self._replace(
-            **{name: scatter_rows(t, seats, theirs[name]) for name, t in _columns(self).items()},
+            **{name: scatter_rows(t, into, theirs[name]) for name, t in _columns(self).items()},
             greedy=self.greedy if self.greedy == other.greedy else "some",
             most_top_k=max(self.most_top_k, other.most_top_k),
             all_top_k=self.all_top_k and other.all_top_k,

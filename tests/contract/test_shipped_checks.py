@@ -40,11 +40,11 @@ class Forgetful(NamedTuple):
     def take(self, rows: Sequence[int]) -> "Forgetful":
         return Forgetful(self.cache.take(rows), len(rows))
 
-    def put(self, seats: Sequence[int], other: "Forgetful") -> "Forgetful":
-        if max(seats) < self.rows:
+    def put(self, into: Sequence[int], other: "Forgetful") -> "Forgetful":
+        if max(into) < self.rows:
             return self
-        rows = max(self.rows, 1 + max(seats))
-        return Forgetful(self.cache.put(seats, other.cache), rows)
+        rows = max(self.rows, 1 + max(into))
+        return Forgetful(self.cache.put(into, other.cache), rows)
 
     def narrow(self, rows: int) -> "Forgetful":
         return Forgetful(self.cache.narrow(rows), rows)

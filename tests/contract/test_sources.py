@@ -37,9 +37,9 @@ def requests(family, settings, limits=LIMITS):
     return [Request(prompt, how, end, source) for prompt, how, end, source in rows]
 
 
-def told(engine, given, seats):
-    """Texts of requests that share so many seats."""
-    run = EngineRun(engine, seats, 128)
+def told(engine, given, max_num_seqs):
+    """Texts of requests that share so many rows."""
+    run = EngineRun(engine, max_num_seqs, 128)
     run.submit_all(given)
     run.close()
     texts = [[] for _ in given]
@@ -57,7 +57,7 @@ def plain(family, sampled):
 
 
 def same(family, make, small=None):
-    """Drafts of a drafter leave no trace: alone, three together, and four in two seats."""
+    """Drafts of a drafter leave no trace: alone, three together, and four in two rows."""
     target, own = encoder_decoders(family)
     drafter = make(small or own)
     chain = all(shape.is_chain for shape in drafter.shapes)

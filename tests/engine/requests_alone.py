@@ -9,7 +9,7 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from tiny import DRAFTERS, PROMPTS, VOCAB, pair
 
-SEATS = 3
+MAX_NUM_SEQS = 3
 LONG = [(7 * i * i + 3 * i) % VOCAB for i in range(140)]
 TEXTS = [*PROMPTS, LONG[:70], LONG[5:], [4, 4], LONG[30:47], PROMPTS[0], [9, 9, 9], LONG[:33], [1]]
 HOW = [

@@ -98,7 +98,7 @@ def test_rows_leave_the_batch_when_blocks_are_read_late_too(name):
     run = Engine(target, DRAFTERS[name](small)).run(
         PROMPTS, GREEDY, [StopConditions(b) for b in budgets]
     )
-    run._lag = 1
+    run._outputs.lag = 1
     rows = [[] for _ in PROMPTS]
     for block in run:
         rows[block.row].extend(block.token_ids)

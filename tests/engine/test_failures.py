@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from requests_alone import CAPACITY, REQUESTS, SEATS, alone, engine_of, refuses
+from requests_alone import CAPACITY, MAX_NUM_SEQS, REQUESTS, alone, engine_of, refuses
 
 from outrider import (
     ConfigurationError,
@@ -67,7 +67,7 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
 
 
 class Full:
-    """A target that finds no room for its second cache: that of the free seats."""
+    """A target that finds no room for its second cache: that of the free rows."""
 
     def __init__(self, model):
         self.model, self.opened = model, 0
@@ -86,7 +86,7 @@ class Full:
 def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
     target, small = pair()
     requests = REQUESTS[:2]
-    run = EngineRun(Engine(Full(target), DRAFTERS[name](small)), SEATS, CAPACITY)
+    run = EngineRun(Engine(Full(target), DRAFTERS[name](small)), MAX_NUM_SEQS, CAPACITY)
     for request in requests:
         run.submit(request)
     run.close()
@@ -100,7 +100,7 @@ def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
 
 @pytest.mark.parametrize("name", ["root", "chain", "tree"])
 def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
-    run, take, failures = EngineRun(engine_of(name), SEATS, CAPACITY), SlotCache.take, []
+    run, take, failures = EngineRun(engine_of(name), MAX_NUM_SEQS, CAPACITY), SlotCache.take, []
     numbers = [1, 2, 4]
     for number in numbers:
         run.submit(REQUESTS[number])
@@ -132,7 +132,7 @@ def test_an_observer_that_raises_costs_no_tokens(name):
         if len(calls) == 2:
             raise ZeroDivisionError
 
-    run = EngineRun(engine_of(name), SEATS, CAPACITY, observe=observe)
+    run = EngineRun(engine_of(name), MAX_NUM_SEQS, CAPACITY, observe=observe)
     for request in REQUESTS[:2]:
         run.submit(request)
     texts = [[], []]
@@ -194,7 +194,7 @@ def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
     target, small = pair()
     ban = {31: -torch.inf}
     run = EngineRun(Engine(Poisoned(target, 31), DRAFTERS[name](small)), 2, CAPACITY, trace=True)
-    run._lag = 1
+    run._outputs.lag = 1
     run.submit(Request(PROMPTS[0], SamplingParams(0, logit_bias=ban), StopConditions(30)))
     run.submit(Request([2] * 12 + [31], SamplingParams(0), StopConditions(30)))
     run.submit(Request([6], SamplingParams(0, logit_bias=ban), StopConditions(30)))

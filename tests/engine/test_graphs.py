@@ -5,8 +5,7 @@ import torch
 from recorder import HostRead, Recorder
 
 from outrider import Engine, StopConditions, ops, verifiers
-from outrider.engine import engine_run as running
-from outrider.engine import graphs, step
+from outrider.engine import graphs, output_processor, step
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.graphs import CudaCapture, Graphed, spec_decode_step
 from outrider.engine.outputs import InFlightOutput
@@ -105,15 +104,15 @@ def sent(block, *more):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_requests_that_come_while_others_run(lag, monkeypatch):
-    monkeypatch.setattr(running, "InFlightOutput", sent)
+    monkeypatch.setattr(output_processor, "InFlightOutput", sent)
     requests = [
         Request(tuple(prompt), how, end)
         for prompt, how, end in zip(PROMPTS * 2, SEEDED * 3, ENDS * 3, strict=False)
     ]
 
     def texts(made):
-        run = EngineRun(made, seats=2, capacity=64)
-        run._lag = lag  # 1 is what a device has: the host reads while the next step runs
+        run = EngineRun(made, max_num_seqs=2, capacity=64)
+        run._outputs.lag = lag  # 1 is what a device has: the host reads while the next step runs
         run.submit_all(requests[:3])
         found = [[] for _ in requests[:6]]
         while not run.done:

@@ -100,7 +100,7 @@ def test_what_a_run_refuses():
     run.close()
     with refuses(ConfigurationError, "this run is closed", "another run"):
         run.submit(good)
-    with refuses(ConfigurationError, "seats", "at least 1"):
+    with refuses(ConfigurationError, "max_num_seqs", "at least 1"):
         EngineRun(engine, 0)
 
 

@@ -119,7 +119,7 @@ def test_what_a_drafter_foresees_is_what_counts():
 
 
 def test_rows_of_a_batch_are_planned_together_where_no_text_depends_on_it():
-    state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(4), seats=4)
+    state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(4), max_num_seqs=4)
     for _ in range(200):
         depths = step(state, view, [4, 0, 0, 0])
     assert len(set(depths)) == 1
@@ -129,7 +129,7 @@ def test_rows_of_a_batch_are_planned_together_where_no_text_depends_on_it():
 def test_rows_for_which_nothing_is_found_do_not_pay_for_one_that_copies(others):
     """All drafts are right; a step takes longer as soon as one row has one."""
     costs = Costs.of({1: 6.0, 2: 7.5, 5: 12.0})
-    state, view = Adaptive().open(CHAIN, costs), BatchView(rows_of(4), seats=4)
+    state, view = Adaptive().open(CHAIN, costs), BatchView(rows_of(4), max_num_seqs=4)
     asked = 0
     for _ in range(100):
         shape = Adaptive().plan(state, view)
@@ -142,7 +142,7 @@ def test_rows_for_which_nothing_is_found_do_not_pay_for_one_that_copies(others):
 
 
 def alone_and_beside(planner_view, kept):
-    """The depths of row 0 alone with its seats, and beside neighbours."""
+    """The depths of row 0 alone, and beside neighbours."""
     one, all_of = Adaptive().open(CHAIN, COSTS), Adaptive().open(CHAIN, COSTS)
     rows = planner_view.rows
     alone = [step(one, planner_view._replace(rows=rows[:1]), kept[:1])[0] for _ in range(60)]
@@ -153,9 +153,9 @@ def alone_and_beside(planner_view, kept):
 @pytest.mark.parametrize("kept", [[4, 0, 0], [0, 4, 4], [2, 0, 4]])
 def test_a_row_whose_text_depends_on_the_plan_is_planned_by_itself(kept):
     """Neighbours may share its seed: their verdicts tell its noise."""
-    alone, beside = alone_and_beside(BatchView(rows_of(3, (7,)), seats=3, free=False), kept)
+    alone, beside = alone_and_beside(BatchView(rows_of(3, (7,)), max_num_seqs=3, free=False), kept)
     assert alone == beside
-    together = alone_and_beside(BatchView(rows_of(3, (7,)), seats=3, free=True), kept)
+    together = alone_and_beside(BatchView(rows_of(3, (7,)), max_num_seqs=3, free=True), kept)
     assert together[0] != together[1]  # what the comparison would show
 
 

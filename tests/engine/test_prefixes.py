@@ -34,9 +34,9 @@ def counted(monkeypatch):
         yield nodes
 
 
-def texts(engine, prompts, prefixes, seats=3, budget=9):
+def texts(engine, prompts, prefixes, max_num_seqs=3, budget=9):
     """The text of each prompt, and how much of it was copied."""
-    run = EngineRun(engine, seats, 256, prefixes=prefixes)
+    run = EngineRun(engine, max_num_seqs, 256, prefixes=prefixes)
     requests = [
         Request(prompt, SamplingParams(0.9, seed=seed), StopConditions(budget))
         for seed, prompt in enumerate(prompts)
@@ -83,10 +83,10 @@ def test_a_prompt_in_common_is_read_once(monkeypatch):
     target, small = pair()
     prompts = [[*HEAD, 5]] * 4
     with counted(monkeypatch) as nodes:
-        texts(engine, prompts, None, seats=4, budget=1)
+        texts(engine, prompts, None, max_num_seqs=4, budget=1)
     apart = nodes[target], nodes[small]
     with counted(monkeypatch) as nodes:
-        texts(engine, prompts, PrefixCache(MEGABYTE), seats=4, budget=1)
+        texts(engine, prompts, PrefixCache(MEGABYTE), max_num_seqs=4, budget=1)
     saved = 3 * len(HEAD)
     assert apart[0] - nodes[target] == saved
     assert apart[1] - nodes[small] == saved

@@ -1,6 +1,6 @@
 """Rows come and go while others run: a text depends on no neighbour.
 
-The property: any interleaving of submits, ends, cancels and steps, with fewer seats than requests,
+The property: any interleaving of submits, ends, cancels and steps, with fewer rows than requests,
 gives every request the text that it has alone.
 """
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from requests_alone import CAPACITY, LONG, REQUESTS, SEATS, alone, engine_of, refuses
+from requests_alone import CAPACITY, LONG, MAX_NUM_SEQS, REQUESTS, alone, engine_of, refuses
 
 from outrider import ConfigurationError, Engine, SamplingParams, StopConditions
 from outrider.engine import scheduler
@@ -23,8 +23,8 @@ from tiny import DRAFTERS, PROMPTS, Restless, pair
 class Script:
     """A run that is played action by action; `texts` are what it has told, by request."""
 
-    def __init__(self, engine: Engine, seats: int = SEATS) -> None:
-        self.run = EngineRun(engine, seats, CAPACITY)
+    def __init__(self, engine: Engine, max_num_seqs: int = MAX_NUM_SEQS) -> None:
+        self.run = EngineRun(engine, max_num_seqs, CAPACITY)
         self.left = list(range(len(REQUESTS)))
         self.who: list[int] = []
         self.texts: list[list[int]] = []
@@ -104,11 +104,11 @@ FIXED = [("submit", 0), ("submit", 3), ("step", 0), ("submit", 4), ("step", 0), 
 def test_a_put_that_touches_a_neighbour_is_caught(monkeypatch):
     right = SlotCache.put
 
-    def wrong(self, seats, other):
-        right(self, seats, other)
+    def wrong(self, into, other):
+        right(self, into, other)
         for stack in self.stacks:
-            for seat in seats:
-                stack[:, max(seat - 1, 0)] = stack[:, seat]
+            for at in into:
+                stack[:, max(at - 1, 0)] = stack[:, at]
         return self
 
     check("chain", engine_of("chain"), FIXED)
@@ -124,7 +124,7 @@ def test_a_put_that_touches_a_neighbour_is_caught(monkeypatch):
 def test_blocks_may_be_read_late(name):
     """As on a GPU, where the host reads a block while the next step runs."""
     played = Script(engine_of(name))
-    played.run._lag = 1
+    played.run._outputs.lag = 1
     for action, pick in FIXED:
         played.play(action, pick)
     played.finish()
@@ -242,7 +242,7 @@ def test_free_seats_use_up_no_seeds():
     """Requests without a seed draw one from torch's generator; the next ones must not move."""
     target, small = pair()
     before = torch.get_rng_state()
-    slab(target, DRAFTERS["chain"](small), SEATS, CAPACITY)
+    slab(target, DRAFTERS["chain"](small), MAX_NUM_SEQS, CAPACITY)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -32,7 +32,7 @@ class Turns:
 
     def plan(self, state, view):
         rows = view.rows
-        assert view.seats >= len(rows)
+        assert view.max_num_seqs >= len(rows)
         assert view.closed
         assert all(isinstance(row.request, Request) for row in rows)
         assert all(row.length >= len(row.request.prompt) and row.foresee is None for row in rows)

@@ -106,11 +106,11 @@ def joined(case, settings, **more):
             found = alone.put([1], stranger)
         else:
             found = found.put([len(found.processors)], alone)
-    # seats: last, the stranger, 0, 1, ..., last - 1
-    seats = [*range(2, last + 2), 0]
+    # places: last, the stranger, 0, 1, ..., last - 1
+    places = [*range(2, last + 2), 0]
     moved = found.put([1], found.take([last + 1])).narrow(last + 1)
-    seats[last - 1] = 1
-    return moved.take(seats)
+    places[last - 1] = 1
+    return moved.take(places)
 
 
 def random_case(vocab, seed, rows=8, levels=(0, 1, 5, 12, 20), draw=None, least_prompt=1, spread=3):

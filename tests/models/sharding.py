@@ -29,7 +29,9 @@ def decoded(asked):
 
     speculator = load(threads=1, shared_noise=True, **asked["load"])
     run = EngineRun(
-        speculator.engine, seats=asked.get("seats", 4), capacity=asked.get("capacity", 128)
+        speculator.engine,
+        max_num_seqs=asked.get("max_num_seqs", 4),
+        capacity=asked.get("capacity", 128),
     )
     for number, prompt in enumerate(asked["prompts"]):
         ids = speculator.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt

@@ -15,6 +15,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "model_types"))
 import model_type_record as sweep
 import seq2seq_families
 from families import EAGER_ONLY, FAMILIES
+from supported_speech import FAMILIES as FAMILIES_OF_SPEECH
+from supported_speech import speech
 
 from outrider.models import EXCEPTIONS, recurrent, seq2seq, unsupported
 
@@ -278,7 +280,10 @@ def positions(name, config) -> str:
         return "by argument, counted from behind the padding id"
     if kind == "t5gemma":
         return "by argument; windows by position"
-    if kind in ("whisper", "moonshine", "bert", "bert-generation", "gpt2"):
+    if (
+        kind in (*FAMILIES_OF_SPEECH, "bert", "bert-generation", "gpt2")
+        and kind != "speech_to_text"
+    ):
         return "by argument"
     return "its own embedding, read by position"
 
@@ -307,7 +312,7 @@ def document() -> str:
     reasons = [f"| `{kind}` | {why} |\n" for kind, why in sorted(unsupported.REASONS.items())]
     states = ", ".join(f"`{kind}`" for kind in sorted(recurrent.FAMILIES))
     states = STATES.format(states="\n".join(textwrap.wrap(f"Types: {states}.", 100)))
-    tail = TAIL.format(sweep=every_type())
+    tail = TAIL.format(sweep=f"{every_type()}\n{speech()}")
     parts = HEAD, *lines, states, encoder_decoders(), MIDDLE, *reasons, tail
     return "".join(parts)
 

@@ -59,10 +59,10 @@ def careless(rank):
 
 @pytest.mark.parametrize("branching", [None, [2, 2]], ids=["chain", "tree"])
 def test_texts_are_those_of_one_process(tiny, branching):
-    """8 requests on 3 seats; one is cancelled in its row, one while it waits."""
+    """8 requests on 3 rows; one is cancelled in its row, one while it waits."""
     pytest.importorskip("accelerate", reason=NO_ACCELERATE)
     load = tiny | ({"num_speculative_tokens": 3} if branching is None else {"branching": branching})
-    asked = {"load": load, "prompts": PROMPTS[:8], "seats": 3}
+    asked = {"load": load, "prompts": PROMPTS[:8], "max_num_seqs": 3}
     whole = sharding.decoded(asked)
     told, codes = sharding.forked({**asked, "load": cut(load), "cancel": {"1": 2, "7": 1}})
     assert codes == [0, 0]

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from seats import played
+from rows_with_sources import played
 from transformers import T5Config, T5ForConditionalGeneration
 
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
@@ -90,23 +90,23 @@ def test_rows_that_join_and_leave_read_their_own_source():
 def test_inputs_that_do_not_follow_their_rows_are_noticed(broken, monkeypatch):
     whole_take, whole_put = CrossAttentionCache.take, CrossAttentionCache.put
 
-    def put(self, seats, other):
-        return whole_put(self, seats, other) if max(seats) >= self.rows else self
+    def put(self, into, other):
+        return whole_put(self, into, other) if max(into) >= self.rows else self
 
     if broken == "take":  # the first rows instead of those asked for
         monkeypatch.setattr(
             CrossAttentionCache, "take", lambda self, rows: whole_take(self, range(len(rows)))
         )
-    else:  # rows in new seats alone
+    else:  # new rows alone
         monkeypatch.setattr(CrossAttentionCache, "put", put)
     assert played(pair()[0], sources((9, 5, 7, 12))) > 0.01
 
 
-def decode(drafter, sampling, limits=None, seats=3):
+def decode(drafter, sampling, limits=None, max_num_seqs=3):
     """Texts of three rows that read sources of three lengths."""
     target, draft = pair()
     inputs = sources(LENGTHS)
-    run = EngineRun(Engine(target, drafter(draft), "match"), seats, 128)
+    run = EngineRun(Engine(target, drafter(draft), "match"), max_num_seqs, 128)
     each = limits or [StopConditions(20)] * 3
     settings = sampling if isinstance(sampling, list) else [sampling] * 3
     for row, (how, end) in enumerate(zip(settings, each, strict=True)):
@@ -139,8 +139,8 @@ def test_rows_that_end_at_different_times(name):
     """The batch loses its first two rows: the third goes on with its own source."""
     expected, _ = decode(DRAFTERS["root"], SEEDS)
     limits = [StopConditions(3), StopConditions(4), StopConditions(20)]
-    for seats in (3, 2, 1):
-        texts, _ = decode(DRAFTERS[name], SEEDS, limits, seats)
+    for max_num_seqs in (3, 2, 1):
+        texts, _ = decode(DRAFTERS[name], SEEDS, limits, max_num_seqs)
         assert texts == [expected[0][:3], expected[1][:4], expected[2]]
 
 

@@ -94,9 +94,9 @@ def expected(kind):
     return [generated(model_of(kind), ids, kwargs)[0] for ids, kwargs in prompts_of(kind)]
 
 
-def texts(target, drafter, requests, seats=None, prefixes=None):
+def texts(target, drafter, requests, max_num_seqs=None, prefixes=None):
     engine = Engine(target, drafter, verifiers.get("match"))
-    run = EngineRun(engine, seats or len(requests), 256, prefixes=prefixes)
+    run = EngineRun(engine, max_num_seqs or len(requests), 256, prefixes=prefixes)
     run.submit_all(requests)
     run.close()
     found = [[] for _ in requests]
@@ -123,7 +123,7 @@ def test_texts_are_those_of_generate(kind):
     assert texts(target, recited(requests, right, 3), requests) == right
     drawn = requests_of(kind, SamplingParams(0.9, seed=5))
     alone = [texts(target, Root(), [one])[0] for one in drawn]
-    assert texts(target, recited(drawn, alone, 3), drawn, seats=3) == alone != right
+    assert texts(target, recited(drawn, alone, 3), drawn, max_num_seqs=3) == alone != right
 
 
 def test_pictures_matter():

@@ -67,7 +67,8 @@ def gap(scores, expected):
 
 
 def test_every_family_is_tried():
-    whole = {"qwen3_5", "qwen3_5_moe"}  # with an image encoder around the text model
+    # with an image encoder around the text model: tests/models/test_more_multi_modal.py
+    whole = {"lfm2_vl", "qwen3_5", "qwen3_5_moe"}
     assert set(SIZES) | whole == recurrent.FAMILIES
 
 
@@ -113,9 +114,9 @@ def drafters(model):
     }
 
 
-def written(target, drafter, requests, seats=3, rule=None):
-    """The texts, and what it took; rows leave and others take their seats."""
-    run = EngineRun(Engine(target, drafter, rule), seats, CAPACITY + 64)
+def written(target, drafter, requests, max_num_seqs=3, rule=None):
+    """The texts, and what it took; rows leave and others take their places."""
+    run = EngineRun(Engine(target, drafter, rule), max_num_seqs, CAPACITY + 64)
     run.submit_all(requests)
     run.close()
     found = [[] for _ in requests]
@@ -157,7 +158,7 @@ def test_greedy_text_is_that_of_generate(kind, count):
     ],
 )
 def test_seeded_texts_are_the_same_for_all_drafters_alone_and_in_company(kind):
-    """Six rows of unequal prompts and budgets in three seats: they join and leave."""
+    """Six rows of unequal prompts and budgets in three rows: they join and leave."""
     model, target = driven(kind)
     sizes = [(12, 12), (90, 3), (3, 20), (1, 9), (65, 6), (2, 14)]
     requests = [
@@ -207,7 +208,7 @@ def test_rows_are_copied_moved_and_grown_with_their_states(kind):
     copies = cache.take([1, 0, 1])
     slab = target.open(4, CAPACITY).narrow(0).put([0, 1, 2], copies)
     slab = slab.put([0], slab.take([2])).narrow(2)
-    slab.recurrent._fit(slab.recurrent.seats, 4 * RING)
+    slab.recurrent._fit(slab.recurrent.max_rows, 4 * RING)
     turned = nodes._replace(**{n: getattr(nodes, n).flip(0) for n in nodes._fields})
     expected = target.forward(cache, nodes).logits_BQV
     assert gap(target.forward(slab, turned).logits_BQV.flip(0), expected) < 1e-4

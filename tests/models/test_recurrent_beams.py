@@ -111,8 +111,10 @@ def test_several_texts_of_a_prompt_are_those_of_their_seeds(kind):
     prompt, rule = words(70), verifiers.get("match")
     params = [SamplingParams(0.8, seed=seed) for seed in range(4)]
 
-    def texts(drafter, params, seats):
-        run = EngineRun(Engine(target, drafter, rule), seats, 160, prefixes=PrefixCache(1 << 24))
+    def texts(drafter, params, max_num_seqs):
+        run = EngineRun(
+            Engine(target, drafter, rule), max_num_seqs, 160, prefixes=PrefixCache(1 << 24)
+        )
         run.submit_all([Request(prompt, one, StopConditions(12)) for one in params])
         run.close()
         found = [[] for _ in params]

@@ -38,9 +38,9 @@ def decoder(model):
     return TreeDecoder(runner_of(model)(model))
 
 
-def texts(engine, prompts, prefixes, seats=2, budget=9, **more):
+def texts(engine, prompts, prefixes, max_num_seqs=2, budget=9, **more):
     """The text of each prompt, and how much of it was copied."""
-    run = EngineRun(engine, seats, 400, prefixes=prefixes)
+    run = EngineRun(engine, max_num_seqs, 400, prefixes=prefixes)
     run.submit_all(
         [
             Request(prompt, SamplingParams(0.8, seed=seed), StopConditions(budget), **more)
@@ -96,7 +96,7 @@ def test_checkpoints_count_as_memory_and_few_are_kept():
     state = sum(log.state[0].nbytes for log in _opened(target, longer).recurrent.logs.values())
     assert sizes[-1] > CHECKPOINTS * state
     small = PrefixCache(state // 2)
-    assert texts(engine, [longer] * 2, small, seats=1, budget=1)[1] == [0, 0]
+    assert texts(engine, [longer] * 2, small, max_num_seqs=1, budget=1)[1] == [0, 0]
     assert small.bytes == len(small) == 0
 
 

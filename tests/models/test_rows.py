@@ -141,18 +141,18 @@ def test_a_row_that_joins_or_leaves_disturbs_no_buffer_of_its_neighbours():
 def test_seats_are_added_when_none_is_free_and_slots_when_a_row_is_longer():
     slab = SlotCache(2, 2, 10).narrow(0)
     slab = slab.put([0, 1], held([4, 2]).cache)
-    assert (slab.seats, slab.size, slab.capacity) == (2, 10, CAPACITY)
-    assert slab.put([2], held([1]).cache).seats == 4
+    assert (slab.max_rows, slab.size, slab.capacity) == (2, 10, CAPACITY)
+    assert slab.put([2], held([1]).cache).max_rows == 4
     with mock.patch.object(cache, "FIRST", 4):
         short = SlotCache(2, 1, CAPACITY).narrow(0)
         assert short.size == 4
         assert short.put([0], held([11]).cache).size == 11
 
 
-@pytest.mark.parametrize("seats", [[2], [0, 1]])
-def test_a_hole_or_a_missing_row_is_refused(seats):
+@pytest.mark.parametrize("rows", [[2], [0, 1]])
+def test_a_hole_or_a_missing_row_is_refused(rows):
     with pytest.raises(AssertionError):
-        held([1]).cache.put(seats, held([1]).cache)
+        held([1]).cache.put(rows, held([1]).cache)
 
 
 def source(lengths, first=0):
@@ -179,8 +179,8 @@ def test_inputs_of_other_lengths_are_padded_and_follow_their_rows(lengths, data)
     )
     rows, more = texts(inputs), texts(other)
     seat = data.draw(st.integers(0, len(rows)))
-    seats = [*range(seat, seat + len(more))]
-    joined = inputs.put(seats, other)
+    places = [*range(seat, seat + len(more))]
+    joined = inputs.put(places, other)
     rows[seat : seat + len(more)] = more
     assert texts(joined) == rows
     order = data.draw(st.permutations(range(len(rows))))

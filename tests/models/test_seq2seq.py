@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from seats import Rows, played
+from rows_with_sources import Rows, played
 from seq2seq_families import DECODERS, FAMILIES, attentions, build
 
 from outrider.errors import UnsupportedModel

@@ -112,8 +112,9 @@ REFUSED = {
     "switch_transformers": ({**T5, "num_experts": 2}, "how many tokens an expert takes"),
     "prophetnet": ({}, "n-gram streams"),
     "fsmt": ({"langs": ["en", "de"], "src_vocab_size": 9, "tgt_vocab_size": 9}, "cuts the text"),
-    "pop2piano": ({}, "nobody has tried this kind of encoder-decoder"),
-    "speecht5": ({}, "nobody has tried this kind of encoder-decoder"),
+    "pop2piano": ({}, "sound or notes, not text"),
+    "speecht5": ({}, "counts positions"),
+    "seamless_m4t": ({}, "nobody has tried this kind of encoder-decoder"),
     "electra": ({"is_decoder": True, "add_cross_attention": True}, "nobody has tried"),
 }
 

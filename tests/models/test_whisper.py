@@ -37,11 +37,11 @@ def gap(scores, expected):
 
 
 class Rows:
-    """Rows in the seats of one cache, each with its own audio, against transformers."""
+    """Rows in one cache, each with its own audio, against transformers."""
 
-    def __init__(self, model, seats):
+    def __init__(self, model, rows):
         self.module, self.model = model, TreeDecoder(WhisperRunner(model, False))
-        self.cache = self.model.open(seats, 128).narrow(0)
+        self.cache = self.model.open(rows, 128).narrow(0)
         self.texts, self.sources = [], []
 
     def join(self, seat, source, prompt):
@@ -83,7 +83,7 @@ class Rows:
 def played(model, source):
     """Rows join, leave and are replaced; the largest error of all."""
     rows, worst = Rows(model, 2), 0.0
-    for seat in range(3):  # one more than there are seats
+    for seat in range(3):  # one more than there are rows
         rows.join(seat, source(seat), [3, 4, 9, 6][: seat + 1])
         worst = max(worst, rows.step())
     rows.leave(0)

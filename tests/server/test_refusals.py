@@ -101,7 +101,7 @@ def test_a_field_that_cannot_be_honoured_is_named(server, param, value):
     ("param", "more"),
     [
         ("stop", {"stop": 3}),
-        ("stop", {"stop": [None]}),
+        ("stop.0", {"stop": [None]}),
         ("top_k", {"top_k": 10**30}),
         ("repetition_penalty", {"repetition_penalty": 1e-300}),
         ("resume", {"stream": True, "resume": [{"token_ids": [10**6]}]}),

@@ -6,7 +6,7 @@ from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from outrider.drafters import tree_drafting
 from outrider.models.model_wrapper import capturable
-from outrider.row_params import RowTable, seated
+from outrider.row_params import RowTable, scatter_items
 from outrider.types import Cache, Context, Draft, LanguageModel, Scores, Verdict
 
 
@@ -27,7 +27,7 @@ class NoMemory(NamedTuple):
         """Nothing of these rows."""
         return self
 
-    def put(self, seats: Sequence[int], other: Self) -> Self:
+    def put(self, into: Sequence[int], other: Self) -> Self:
         """Nothing more."""
         return self
 
@@ -94,9 +94,9 @@ class RowMemories(Generic[R]):
         """Copies of these."""
         return RowMemories(tuple(self.rows[row].copy() for row in rows))
 
-    def put(self, seats: Sequence[int], other: "RowMemories[R]") -> "RowMemories[R]":
-        """The other's in these seats."""
-        return RowMemories(seated(self.rows, seats, other.rows))
+    def put(self, into: Sequence[int], other: "RowMemories[R]") -> "RowMemories[R]":
+        """The other's at these rows."""
+        return RowMemories(scatter_items(self.rows, into, other.rows))
 
     def narrow(self, rows: int) -> "RowMemories[R]":
         """The first ones."""

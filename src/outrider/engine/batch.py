@@ -1,7 +1,7 @@
 """A batch of rows under way, and how rows come into it: read in groups of like length, by chunks.
 
-Rows are values: `take` copies some, `put` writes them into seats of another batch, `narrow` drops
-the last ones. The row of seat 2 leaves a batch of 8:
+Rows are values: `take` copies some, `put` writes them into rows of another batch, `narrow` drops
+the last ones. Row 2 leaves a batch of 8:
 
     batch = batch.put([2], batch.take([7])).narrow(7)
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     limit_reason_B: Tensor
     stop_BS: Tensor  #: stop token ids, -1 padded
     reason_B: Tensor  #: RUNNING, or why the row has ended
-    tokens_SL: Tensor  #: tokens of all seats; the first rows of it are `context.tokens_BL`
+    tokens_SL: Tensor  #: tokens of all rows; the first rows of it are `context.tokens_BL`
     ended: bool = False  #: host constant: whether a row may have ended
 
     @property
@@ -70,44 +70,44 @@ class Batch(NamedTuple):
         )
 
     @inference
-    def put(self, seats: Sequence[int], other: "Batch") -> "Batch":
-        """The rows of `other` in these seats; seats behind the last row add rows.
+    def put(self, into: Sequence[int], other: "Batch") -> "Batch":
+        """The rows of `other` at these rows; numbers behind the last row add rows.
 
         Both have rows of one capacity. Use the result, neither `self` nor `other`.
         """
         mine, theirs, slab = self.context, other.context, self.tokens_SL
-        rows = max(self.rows, 1 + max(seats, default=-1))
+        rows = max(self.rows, 1 + max(into, default=-1))
         if rows > slab.shape[0]:
             slab = pad(slab, (0, 0, 0, max(rows, 2 * slab.shape[0]) - slab.shape[0]))
-        for row, seat in enumerate(seats):
-            slab[seat, : theirs.bound] = theirs.tokens_BL[row, : theirs.bound]
+        for row, at in enumerate(into):
+            slab[at, : theirs.bound] = theirs.tokens_BL[row, : theirs.bound]
         inputs = theirs.inputs
         if mine.inputs is not None and theirs.inputs is not None and self.rows:
-            inputs = mine.inputs.put(seats, theirs.inputs)
+            inputs = mine.inputs.put(into, theirs.inputs)
         context = Context(
             slab[:rows],
-            scatter_rows(mine.length_B, seats, theirs.length_B),
+            scatter_rows(mine.length_B, into, theirs.length_B),
             max(mine.bound, theirs.bound),
-            mine.sampling.put(seats, theirs.sampling),
+            mine.sampling.put(into, theirs.sampling),
             inputs,
-            _references(mine, seats, theirs),
+            _references(mine, into, theirs),
             unread=max(mine.unread if self.rows else 0, theirs.unread),
         )
         return Batch(
             context,
-            self.cache.put(seats, other.cache),
-            self.memory.put(seats, other.memory),
-            scatter_rows(self.limit_B, seats, other.limit_B),
-            scatter_rows(self.limit_reason_B, seats, other.limit_reason_B),
-            scatter_rows(self.stop_BS, seats, other.stop_BS, -1),
-            scatter_rows(self.reason_B, seats, other.reason_B),
+            self.cache.put(into, other.cache),
+            self.memory.put(into, other.memory),
+            scatter_rows(self.limit_B, into, other.limit_B),
+            scatter_rows(self.limit_reason_B, into, other.limit_reason_B),
+            scatter_rows(self.stop_BS, into, other.stop_BS, -1),
+            scatter_rows(self.reason_B, into, other.reason_B),
             slab,
             self.ended or other.ended,
         )
 
     @inference
     def narrow(self, rows: int) -> "Batch":
-        """The first rows; the seats behind them are free for `put`."""
+        """The first rows; those behind them are free for `put`."""
         context = self.context
         return Batch(
             context._replace(
@@ -277,12 +277,12 @@ def begin(
     return batch
 
 
-def slab(target: LanguageModel, drafter: Drafter, seats: int, capacity: int) -> Batch:
-    """A batch of no rows, with free seats."""
+def slab(target: LanguageModel, drafter: Drafter, max_num_seqs: int, capacity: int) -> Batch:
+    """A batch of no rows, with room for so many."""
     nobody = Request(
         (0,), sampling_params.SamplingParams(seed=0)
     )  # none of torch's own draws goes to it
-    return begin(target, drafter, [nobody] * seats, capacity).narrow(0)
+    return begin(target, drafter, [nobody] * max_num_seqs, capacity).narrow(0)
 
 
 def groups(lengths: Sequence[int]) -> list[list[int]]:
@@ -357,7 +357,7 @@ def references(
     return scatter_rows(own_BS, without, picked(source_BS, without), -1)
 
 
-def _references(mine: Context, seats: Sequence[int], theirs: Context) -> Tensor | None:
+def _references(mine: Context, into: Sequence[int], theirs: Context) -> Tensor | None:
     """Both contexts' references; rows without one have -1 alone."""
     if mine.reference_BS is None and theirs.reference_BS is None:
         return None
@@ -367,4 +367,4 @@ def _references(mine: Context, seats: Sequence[int], theirs: Context) -> Tensor 
         else context.reference_BS
         for context in (mine, theirs)
     ]
-    return scatter_rows(sides[0], seats, sides[1], -1)
+    return scatter_rows(sides[0], into, sides[1], -1)

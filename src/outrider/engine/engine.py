@@ -148,7 +148,7 @@ class Engine:
         self.capture, self.eager = None, why
         _log.warning("steps go on without CUDA graphs, as they cannot be captured: %s", why)
 
-    def priced(self, seats: int) -> Costs | None:
+    def priced(self, max_num_seqs: int) -> Costs | None:
         """The costs of steps of up to so many rows, for a planner that weighs them.
 
         What nobody has measured is measured now, on made-up text, as far as the budget goes: one
@@ -157,7 +157,7 @@ class Engine:
         if not isinstance(self.planner, Adaptive) or self._given:
             return self.costs
         known = {} if self.costs is None else self.costs.times
-        missing = [rows for rows in measure.upto(seats) if rows not in known]
+        missing = [rows for rows in measure.upto(max_num_seqs) if rows not in known]
         if not missing or (known and self.budget.over()):
             return self.costs
         with budget.under(self.budget) as allowed, allowed.measuring("what steps cost"):

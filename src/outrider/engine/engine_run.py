@@ -1,16 +1,25 @@
 """Requests being decoded: they come and go while others run, one step of all after another.
 
-    run = EngineRun(engine, seats=8)
+    run = EngineRun(engine, max_num_seqs=8)
     number = run.submit(Request(prompt, ...))
     blocks = run.step()
     run.end(number, "cancelled")
 
-Rows, seats and what becomes of a request: docs/rows-and-seats.md. On CUDA the host reads blocks one
-step late, while the next step runs; on a CPU there is nothing to wait for.
+The loop, as long as a request is not over:
+
+    schedule   rows that are over leave, prompts are read, newcomers get a row   scheduler.py
+    plan       what to draft in this step: a chain, a tree, nothing             speculation_policy/
+    propose    the drafter's tokens                                             step.py
+    score      the target's laws at each of them, in one call
+    verify     which are kept, and the token behind them
+    commit     the kept path becomes text; the rest is forgotten
+    process    what was emitted is counted and made ready to be told            output_processor.py
+    learn      the planner sees what was kept, and what it took
+
+Rows, and what becomes of a request: docs/requests-and-rows.md.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -23,13 +32,8 @@ from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed, GraphedStep, spec_decode_step
-from outrider.engine.outputs import (
-    InFlightOutput,
-    Logprobs,
-    StepLogprobs,
-    StepOutput,
-    gather_logprobs,
-)
+from outrider.engine.output_processor import OutputProcessor
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, check, check_fit, clip_shape
 from outrider.engine.request_state import RequestStatus, RequestTable
 from outrider.engine.scheduler import Scheduler
@@ -46,7 +50,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import Draft, DraftShape, Scores, StepLists, StepTensors, Verdict
+from outrider.types import Draft, DraftShape, Scores, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -58,10 +62,10 @@ Observer = Callable[[Draft, Scores, Verdict, StepTensors, list[int]], None]
 class EngineRun(Iterator[StepOutput]):
     """Requests being decoded: `submit` and `end` them while others run, `step`, or iterate.
 
-    seats     how many rows run side by side; the others wait, first come first served
-    capacity  slots of a row: prompt, budget and draft tree. None: the model's context
-    prefixes  what is kept of prompts, for others that begin alike; runs of one thread may share it.
-              Of models that read more than text, and for heads, nothing is kept
+    max_num_seqs  how many rows run side by side; others wait, first come first served
+    capacity      slots of a row: prompt, budget and draft tree. None: the model's context
+    prefixes      what is kept of prompts, for others that begin alike; runs of one thread may
+                  share it. Of models that read more than text, and for heads, nothing is kept
 
     Iterating ends when nothing is left to do. A request that failed raises its error there, once;
     the others go on if the iteration does.
@@ -70,14 +74,14 @@ class EngineRun(Iterator[StepOutput]):
     def __init__(
         self,
         engine: "Engine",
-        seats: int = 8,
+        max_num_seqs: int = 8,
         capacity: int | None = None,
         *,
         trace: bool = False,
         observe: Observer | None = None,
         prefixes: PrefixCache | None = None,
     ) -> None:
-        self.engine, self._trace, self._observe = engine, trace, observe
+        self.engine, self._observe = engine, observe
         self._size = engine.drafter.shapes[0].max_nodes
         if capacity is None:
             if engine.target.context >= 1 << 30:
@@ -88,20 +92,19 @@ class EngineRun(Iterator[StepOutput]):
         self.capacity = capacity
         room = engine.target.width(capacity)
         self.rule = engine.choose_rule("all")
-        self._took = 0.0  # seconds of the step under way
         self._graphed: Graphed | None = None
-        seats = arguments.whole("seats", seats, "give at least one", least=1)
+        arguments.whole("max_num_seqs", max_num_seqs, "give at least one", least=1)
         self._requests = RequestTable()
         self._scheduler = Scheduler(
-            engine.target, engine.drafter, self._requests, seats, room, prefixes
+            engine.target, engine.drafter, self._requests, max_num_seqs, room, prefixes
         )
         self._reads = engine.target.reads != "text"
-        self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
+        self._plan = engine.planner.open(engine.shapes, engine.priced(max_num_seqs))
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
-        self._lag = 1 if self._device.type == "cuda" else 0
-        self._unread: deque[InFlightOutput] = deque()
+        lag = 1 if self._device.type == "cuda" else 0
+        self._outputs = OutputProcessor(self._requests, self._size, lag, self._learn, trace)
 
     # ------------------------------------------------------------------ requests come and go
 
@@ -137,7 +140,7 @@ class EngineRun(Iterator[StepOutput]):
             if sampling is not request.sampling:
                 request = replace(request, sampling=sampling)
             numbers.append(self._requests.add(request))
-        self._scheduler.seats.waiting += numbers
+        self._scheduler.queue.waiting += numbers
         if any(sampling.temperature for sampling in settings):
             self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
@@ -157,7 +160,7 @@ class EngineRun(Iterator[StepOutput]):
         waits = self._requests.entries[number].phase is RequestStatus.WAITING
         self._requests.end(number, reason, keep)
         if waits:
-            self._scheduler.seats.waiting.remove(number)
+            self._scheduler.queue.waiting.remove(number)
         if self.done:
             self._mark = 0.0
 
@@ -168,7 +171,7 @@ class EngineRun(Iterator[StepOutput]):
         """
         stats = self._requests.forget(number)
         if self.done:  # no turn will come
-            self._read(0)
+            self._outputs.read()
             self._scheduler.leave()
             self._sweep()
         return stats
@@ -234,7 +237,7 @@ class EngineRun(Iterator[StepOutput]):
         if not isinstance(self.engine.planner, FixedLength):
             stats.why_plain = self.engine.watch.why or stats.why_plain
         stats.why_eager = self.engine.eager
-        if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
+        if self.done or not self._outputs.lag:  # a device's events are waited for: at the end
             stats.clock(self._clock.read())
         return stats
 
@@ -255,7 +258,7 @@ class EngineRun(Iterator[StepOutput]):
         return block
 
     def step(self) -> list[StepOutput]:
-        """Seat who waits, read a piece of a prompt, one step of those who run; what it emitted.
+        """Schedule, make one step of those who run, and return what was emitted.
 
         A request that failed has a last block with finish_reason "error"; `errors` says why.
         """
@@ -268,26 +271,29 @@ class EngineRun(Iterator[StepOutput]):
     @inference
     def _turn(self) -> None:
         self._mark = self._mark or time.perf_counter()
+        reading = self._schedule()
+        if self._scheduler.rows:
+            self._step()
+        now, stats = time.perf_counter(), self._requests.stats
+        stats.seconds += now - self._mark - reading
+        stats.prefill_ms += 1e3 * reading
+        self._mark = 0.0 if self.done else now
+
+    def _schedule(self) -> float:
+        """Rows that are over leave, prompts are read, newcomers get a row; seconds of reading."""
         if any(self._requests.entries[number].cut for number in self._scheduler.rows):
-            self._read(0)  # their unread blocks tell whether their seats are clean
+            self._outputs.read()  # what is unread tells whether their rows are clean
         self._scheduler.leave()
         self._sweep()
         rests = not isinstance(self.engine.planner, FixedLength)
-        spent = self._scheduler.arrive(self._free if rests else None)
-        if self._scheduler.rows:
-            self._advance()
-        now, stats = time.perf_counter(), self._requests.stats
-        stats.seconds += now - self._mark - spent
-        stats.prefill_ms += 1e3 * spent
-        self._mark = 0.0 if self.done else now
+        return self._scheduler.arrive(self._free if rests else None)
 
-    def _advance(self) -> None:
+    def _step(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
-        clock = self._clock
         while self._scheduler.rows:
-            batch, self._took = self._bounded(), time.perf_counter()
-            shape = self._shape(batch)
-            clock.start()
+            batch, started = self._bounded(), time.perf_counter()
+            shape = self._draft_shape(batch)
+            self._clock.start()
             try:
                 made = self._made(batch, shape)
                 break
@@ -295,49 +301,26 @@ class EngineRun(Iterator[StepOutput]):
                 self._blame(error)
         else:
             return
-        draft, scores, verdict, batch, block = made
         rows = list(self._scheduler.rows)
-        wanted = [self._requests.entries[number].request.logprobs for number in rows]
-        said = {
-            asked: gather_logprobs(scores, verdict, block, asked)
-            for asked in dict.fromkeys(wanted)
-            if asked is not None
-        }
-        self._scheduler.batch = batch
+        output = self._outputs.collect(made, rows)
+        self._scheduler.batch = made.batch
         try:
             if self._observe is not None:
                 with torch.inference_mode(False):  # an observer may differentiate copies
-                    self._observe(draft, scores, verdict, block, rows)
-                clock.start()
+                    self._observe(made.draft, made.scores, made.verdict, made.block, rows)
+                self._clock.start()
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            self._emit(made, rows, wanted, said)
-        clock.lap("emit")
+            self._outputs.process(output, time.perf_counter() - started)
+        self._clock.lap("emit")
+        self._requests.stats.count_size(made.draft.tree.nodes)
         self._requests.stats.engine_steps += 1
 
-    def _emit(
-        self,
-        made: GraphedStep,
-        rows: list[int],
-        wanted: list[Logprobs | None],
-        said: dict[Logprobs, StepLogprobs],
-    ) -> None:
-        """Tell the block of a step, or the one before it while this one is on its way."""
-        block = made.block
-        self._took = time.perf_counter() - self._took
-        self._requests.stats.count_size(made.draft.tree.nodes)
-        traced = [self._trace or request.trace for request in self._scheduler.requests(rows)]
-        if block.lists is not None and not (any(traced) or said or self._unread):
-            self._tell(block.lists, rows, made.draft)  # on the host already: nothing to wait for
-        else:
-            pending = InFlightOutput(block, made.draft, made.verdict, rows, traced, said, wanted)
-            self._unread.append(pending)
-        self._read(0 if self._all_over() else self._lag)
-
-    def _read(self, left: int) -> None:
-        """Read blocks that are on their way, all but the last few."""
-        while len(self._unread) > left:
-            pending = self._unread.popleft()
-            self._tell(pending.read(), pending.requests, pending.draft, pending)
+    def _learn(self, step: StepReport) -> None:
+        """What the planner learns from a finished step; whether its draft is of no use."""
+        if self.engine.watch.saw(step.blocks) and self._scheduler.batch is not None:
+            context, row = self._scheduler.batch.context, 0
+            self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
+        self._plan = self.engine.planner.learn(self._plan, step)
 
     def _made(self, batch: Batch, shape: DraftShape) -> GraphedStep:
         """What the verbs make: one by one on the clock, or in one piece."""
@@ -370,8 +353,7 @@ class EngineRun(Iterator[StepOutput]):
         batch = self._scheduler.batch
         assert batch is not None
         lengths = [self._requests.entries[number].length for number in self._scheduler.rows]
-        ahead = len(self._unread) * self._size
-        bound = min(max(lengths) + ahead, self._scheduler.capacity - self._size)
+        bound = min(max(lengths) + self._outputs.ahead, self._scheduler.capacity - self._size)
         unread = min(batch.context.unread, bound)  # longer rows may have left
         context = batch.context._replace(bound=bound, unread=unread, least=min(lengths))
         return batch._replace(context=context)
@@ -381,7 +363,8 @@ class EngineRun(Iterator[StepOutput]):
         greedy = all(request.sampling.temperature == 0 for request in requests)
         return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
 
-    def _shape(self, batch: Batch) -> DraftShape:
+    def _draft_shape(self, batch: Batch) -> DraftShape:
+        """What the planner has drafted in this step."""
         foreseeing, numbers = self.engine.foreseeing, self._scheduler.rows
         asked: Sequence[Callable[[], Sequence[float]] | None] = [None] * len(numbers)
         if foreseeing is not None:
@@ -393,9 +376,9 @@ class EngineRun(Iterator[StepOutput]):
             for number, entry, each in zip(numbers, entries, asked, strict=True)
         ]
         free = self._free([row.request for row in rows])
-        seats, unread = self._scheduler.seats, batch.context.unread
-        closed, dropped = self._closed and not seats.waiting, bool(self.engine.watch.why)
-        view = BatchView(rows, seats.count, free, closed, unread, dropped)
+        queue, unread = self._scheduler.queue, batch.context.unread
+        closed, dropped = self._closed and not queue.waiting, bool(self.engine.watch.why)
+        view = BatchView(rows, queue.max_num_seqs, free, closed, unread, dropped)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if shape._replace(most_B=None, sizes=None) not in shapes:
@@ -416,26 +399,7 @@ class EngineRun(Iterator[StepOutput]):
 
     def _sweep(self) -> None:
         """Drop what is forgotten, but for requests that blocks on their way still name."""
-        on_their_way = [number for pending in self._unread for number in pending.requests]
-        self._requests.sweep(self._scheduler.named + on_their_way)
-
-    def _all_over(self) -> bool:
-        return all(self._requests.entries[number].over for number in self._scheduler.rows)
-
-    def _tell(
-        self,
-        block: StepLists,
-        numbers: list[int],
-        draft: Draft,
-        pending: InFlightOutput | None = None,
-    ) -> None:
-        blocks = self._requests.tell(block, numbers, pending)
-        if self.engine.watch.saw(blocks) and self._scheduler.batch is not None:
-            context, row = self._scheduler.batch.context, 0
-            self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
-        took = None if self._lag else 1e3 * self._took
-        done = StepReport(blocks, draft.tree.nodes, draft.tree.max_depth, took)
-        self._plan = self.engine.planner.learn(self._plan, done)
+        self._requests.sweep(self._scheduler.named + self._outputs.named)
 
 
 def _foreseen(all_rows: Callable[[], Sequence[Sequence[float]]], at: int) -> Sequence[float]:

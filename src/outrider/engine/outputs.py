@@ -118,6 +118,7 @@ class InFlightOutput:
     traced: list[bool]  #: by row
     told: dict[Logprobs, StepLogprobs] = field(default_factory=dict)  #: what rows want to be told
     wanted: list[Logprobs | None] | None = None  #: by row
+    seconds: float = 0.0  #: what the step took of the host
     _block: list[torch.Tensor] = field(init=False, default_factory=list)
     _trace: list[torch.Tensor] = field(init=False, default_factory=list)
 

@@ -21,7 +21,7 @@ from outrider.engine.outputs import InFlightOutput, StepOutput
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, NumericalError
 from outrider.stats import RequestStats, Stats
-from outrider.types import FAULT, REASONS, StepLists
+from outrider.types import FAULT, REASONS
 
 
 class RequestStatus(Enum):
@@ -111,7 +111,7 @@ class RequestTable:
         return entry.stats
 
     def sweep(self, named: Sequence[int]) -> None:
-        """Drop what is to be forgotten, but for requests that seats or prompts under way name."""
+        """Drop what is to be forgotten, but for requests that rows or prompts under way name."""
         if self.forgotten:
             for number in self.forgotten.difference(named):
                 del self.entries[number]
@@ -178,12 +178,10 @@ class RequestTable:
         entry.move(phase, reason)
         entry.request = replace(entry.request, inputs=None)  # what it has read is large
 
-    def tell(
-        self, block: StepLists, numbers: list[int], pending: InFlightOutput | None = None
-    ) -> list[StepOutput]:
-        """Count what a step emitted for these requests, and make it ready."""
-        blocks = []
-        for at, number in enumerate(numbers):
+    def tell(self, output: InFlightOutput) -> list[StepOutput]:
+        """Read what a step emitted, count it for its requests, and make it ready."""
+        block, blocks = output.read(), []
+        for at, number in enumerate(output.requests):
             entry = self.entries[number]
             fault = block.reason[at] == FAULT
             entry.poisoned = entry.poisoned or fault
@@ -204,10 +202,8 @@ class RequestTable:
             reason = REASONS[block.reason[at]] if block.reason[at] else None
             if reason is not None:
                 self._over(entry, RequestStatus.ENDED, reason)
-            accepted = min(block.accepted[at], len(ids))
-            trace = None if pending is None else pending.trace_of(at)
-            said = (None, None) if pending is None else pending.told_of(at, len(ids))
-            drafted = block.drafted[at]
+            accepted, said = min(block.accepted[at], len(ids)), output.told_of(at, len(ids))
+            drafted, trace = block.drafted[at], output.trace_of(at)
             blocks.append(StepOutput(number, ids, accepted, reason, drafted, trace, *said))
         self.ready += blocks
         return blocks

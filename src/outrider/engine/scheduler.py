@@ -20,23 +20,23 @@ Free = Callable[[Sequence[Request]], bool]
 
 
 @dataclass
-class SlotTable:
-    """`count` seats, of which the first `len(rows)` are taken, without a hole.
+class RowQueue:
+    """The rows of the batch, the first `len(rows)` of `max_num_seqs`, and who waits for one.
 
-    >>> seats = SlotTable(8, [10, 11, 12, 13])
-    >>> seats.moves([1, 3])
+    >>> queue = RowQueue(8, [10, 11, 12, 13])
+    >>> queue.moves([1, 3])
     ([1], [2])
-    >>> seats.leave([1, 3]); seats.rows
+    >>> queue.leave([1, 3]); queue.rows
     [10, 12]
     """
 
-    count: int
+    max_num_seqs: int
     rows: list[int] = field(default_factory=list)  #: request of each row of the batch
     waiting: deque[int] = field(default_factory=deque)  #: requests, first come first served
 
     def ahead(self) -> list[int]:
-        """Those of the queue for whom there is a seat."""
-        free = self.count - len(self.rows)
+        """Those of the queue for whom there is a row."""
+        free = self.max_num_seqs - len(self.rows)
         return [number for number, _ in zip(self.waiting, range(free), strict=False)]
 
     def moves(self, gone: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -46,25 +46,25 @@ class SlotTable:
         return holes, [row for row in range(left, len(self.rows)) if row not in gone]
 
     def leave(self, gone: Sequence[int]) -> None:
-        """Free the seats of these rows."""
+        """Free these rows."""
         for hole, mover in zip(*self.moves(gone), strict=True):
             self.rows[hole] = self.rows[mover]
         del self.rows[len(self.rows) - len(gone) :]
 
 
 class Scheduler:
-    """The batch of a run, its seats, and the group whose prompts are being read.
+    """The batch of a run, its rows and its queue, and the group whose prompts are being read.
 
     `capacity` are the slots of a row. Nobody's entries are copied when others come or go, but for
-    the one row that moves into a free seat.
+    the one row that moves into a free row.
     """
 
     def __init__(
         self,
         target: LanguageModel,
         drafter: Drafter,
-        ledger: RequestTable,
-        seats: int,
+        requests: RequestTable,
+        max_num_seqs: int,
         capacity: int,
         prefixes: PrefixCache | None = None,
     ) -> None:
@@ -72,14 +72,14 @@ class Scheduler:
         # entries of other sources, and states that heads read, are not kept
         plain = target.reads == "text" and not drafter.taps
         self.prefixes = prefixes if plain else None
-        self.ledger, self.seats = ledger, SlotTable(seats)
+        self.table, self.queue = requests, RowQueue(max_num_seqs)
         self.batch: Batch | None = None
         self._prefill: tuple[list[int], Prefill] | None = None
 
     @property
     def rows(self) -> list[int]:
         """The request of each row of the batch."""
-        return self.seats.rows
+        return self.queue.rows
 
     @property
     def named(self) -> list[int]:
@@ -88,30 +88,30 @@ class Scheduler:
 
     def requests(self, numbers: Sequence[int]) -> list[Request]:
         """The requests with these numbers."""
-        return [self.ledger.entries[number].request for number in numbers]
+        return [self.table.entries[number].request for number in numbers]
 
     def leave(self) -> None:
-        """Rows that are over leave: rows from the end move into their seats."""
-        rows, entries = self.seats.rows, self.ledger.entries
+        """Rows that are over leave: rows from the end move into their places."""
+        rows, entries = self.queue.rows, self.table.entries
         over = [row for row, number in enumerate(rows) if entries[number].over]
         if not over:
             return
         batch, left = self.batch, len(rows) - len(over)
         assert batch is not None
-        holes, movers = self.seats.moves(over)
+        holes, movers = self.queue.moves(over)
         if any(entries[rows[row]].poisoned for row in over):
             if self.prefixes is not None:
                 self.prefixes.clear()
-            # a NaN in a seat's slots would poison who sits there next, masked or not
+            # a NaN in a row's slots would poison who gets it next, masked or not
             moved = dict(zip(holes, movers, strict=True))
             alive = [moved.get(row, row) for row in range(left)]
             self.batch = batch.take(alive) if alive else None
-            self.seats.leave(over)
+            self.queue.leave(over)
             return
         if holes:
             batch = batch.put(holes, batch.take(movers))
         batch = batch.narrow(left)
-        self.seats.leave(over)  # not before their rows are moved: that may fail
+        self.queue.leave(over)  # not before their rows are moved: that may fail
         if not any(request.sampling.shapes for request in self.requests(rows)):
             plain = batch.context.sampling._replace(shaping=None)
             batch = batch._replace(context=batch.context._replace(sampling=plain))
@@ -123,18 +123,18 @@ class Scheduler:
         `free`: the drafter may rest where it holds (None: it drafts in every step). Returns the
         seconds that it took.
         """
-        through = not self.seats.rows
+        through = not self.queue.rows
         started = time.perf_counter()
         while self._prefill is not None or self._call(free):
             assert self._prefill is not None
             numbers, prefill = self._prefill
-            entries = [self.ledger.entries[number] for number in numbers]
+            entries = [self.table.entries[number] for number in numbers]
             alive = [at for at, entry in enumerate(entries) if not entry.over]
             try:
                 newcomers = prefill.step(None if through else CHUNK) if alive else None
             except PromptError as error:  # images that do not fit the prompt: its own, no other's
                 self._prefill = None
-                self.ledger.ready += [self.ledger.fail(number, error) for number in numbers]
+                self.table.ready += [self.table.fail(number, error) for number in numbers]
                 continue
             if alive and newcomers is None:
                 break
@@ -143,15 +143,15 @@ class Scheduler:
                     entries[at].watch(prefill.watched_BV, at)
                 if len(alive) < len(numbers):
                     newcomers = newcomers.take(alive)
-                self._sit([numbers[at] for at in alive], newcomers)
-            self._prefill = None  # not before they sit: what fails on the way is tried again
+                self._join([numbers[at] for at in alive], newcomers)
+            self._prefill = None  # not before they joined: what fails on the way is tried again
             if not through and not prefill.nothing:
                 break
         return time.perf_counter() - started
 
     def _call(self, free: Free | None) -> bool:
         """Begin to read the next in the queue, with those behind it who fit and are as long."""
-        ahead = self.seats.ahead()
+        ahead = self.queue.ahead()
         if not ahead:
             return False
         seeing = [one.media is not None for one in self.requests(ahead)]
@@ -172,8 +172,8 @@ class Scheduler:
         )
         self._prefill = numbers, prefill
         for number in numbers:
-            self.seats.waiting.remove(number)
-            entry = self.ledger.entries[number]
+            self.queue.waiting.remove(number)
+            entry = self.table.entries[number]
             entry.move(RequestStatus.PREFILLING)
             entry.stats.cached_tokens = prefill.copied
         return True
@@ -192,15 +192,15 @@ class Scheduler:
             return self.prefixes is None  # what is kept of other prompts is copied now or never
         return self.batch is not None and self.batch.context.unread >= RESTS
 
-    def _sit(self, numbers: list[int], newcomers: Batch) -> None:
-        """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""
-        if self.batch is None and len(numbers) == self.seats.count:
+    def _join(self, numbers: list[int], newcomers: Batch) -> None:
+        """Join behind those who run: the newcomers' slots are copied, nobody else's."""
+        if self.batch is None and len(numbers) == self.queue.max_num_seqs:
             self.batch = newcomers
         else:
             if self.batch is None:
-                self.batch = slab(self.target, self.drafter, self.seats.count, self.capacity)
-            first = len(self.seats.rows)
+                self.batch = slab(self.target, self.drafter, self.queue.max_num_seqs, self.capacity)
+            first = len(self.queue.rows)
             self.batch = self.batch.put(range(first, first + len(numbers)), newcomers)
-        self.seats.rows += numbers
+        self.queue.rows += numbers
         for number in numbers:
-            self.ledger.run(number)
+            self.table.run(number)

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.models.recurrent.hooks import StateHandle, ask
 from outrider.models.recurrent.states import RecurrentStates
-from outrider.row_params import seated
+from outrider.row_params import scatter_items
 from outrider.types import RowStore
 
 FIRST = 4096  #: slots of a row to begin with
@@ -38,7 +38,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         # Weak: a cycle would keep the buffers of every finished run until the collector comes.
         self._owner, self.index = weakref.ref(owner), index
-        self.index_keys: Tensor | None = None  #: [seats, 1, S, E], where attention has an indexer
+        #: [max_rows, 1, S, E], where attention has an indexer
+        self.index_keys: Tensor | None = None
 
     @property
     def owner(self) -> "SlotCache":
@@ -70,7 +71,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         owner, rows = self.owner, self.owner.rows
         assert owner.line is not None, "`begin` says where entries go"
         if rows == 1:
-            if owner.seats > 1:
+            if owner.max_rows > 1:
                 buffer = buffer[:1]
             buffer.index_copy_(2, owner.line, entries)
         else:
@@ -81,7 +82,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return buffer[:rows, :, : owner.width]
 
     def buffers(self, heads: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """All slots of keys and values, [seats, heads, S, size] each, for who writes there itself.
+        """All slots of keys and values, [max_rows, heads, S, size] each, to write there by hand.
 
         They are made, with the dtype of `like`, if nothing has been written yet.
         """
@@ -111,15 +112,15 @@ class SlotCache(Cache):  # type: ignore[misc]
     slots and has them doubled as the text grows: a request without a token budget on a model with a
     context of 128 k tokens does not take the memory of 128 k tokens.
 
-    The buffers have `seats` rows, of which the first `rows` are in use. A slab of 8 free seats:
+    The buffers have `max_rows` rows, of which the first `rows` are in use. A slab of 8 free rows:
 
     >>> slab = SlotCache(layers=2, rows=8, capacity=100).narrow(0)
-    >>> slab.rows, slab.seats
+    >>> slab.rows, slab.max_rows
     (0, 8)
     """
 
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
-        self.rows, self.seats, self.capacity = rows, rows, capacity
+        self.rows, self.max_rows, self.capacity = rows, rows, capacity
         self.size = min(capacity, FIRST)  #: slots that are there
         self.width = 0  #: slots that the last forward saw: no row has entries of use beyond them
         self.seen = 0
@@ -127,7 +128,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.recurrent: RecurrentStates | None = None  #: of layers that keep a state
         self.numbers: Sequence[int] = range(layers)  #: of its layers, as their states know them
         self.adapters: tuple[str | None, ...] = ()  #: of each row, by name; (): of none
-        self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
+        self.stacks: list[Tensor] = []  #: [planes, max_rows, H, size, E] each
         #: keys 2 i, values 2 i + 1, an indexer's keys -1 - i -> stack, plane
         self._places: dict[int, tuple[int, int]] = {}
         self._slots: Tensor | None = None
@@ -139,7 +140,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Zeroed buffers for a layer with entries like these."""
         for index, like in ((2 * layer, keys), (2 * layer + 1, values)):
-            shape = (self.seats, like.shape[1], self.size, like.shape[3])
+            shape = (self.max_rows, like.shape[1], self.size, like.shape[3])
             # zeros, never empty: masked garbage could be NaN, and 0 * NaN poisons a row
             if not self.stacks:
                 self.stacks.append(_zeros(like, 2 * len(self.layers), *shape))
@@ -157,14 +158,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         known = next((place[0] for index, place in self._places.items() if index < 0), None)
         if known is None:
             known = len(self.stacks)
-            shape = (self.seats, keys.shape[1], self.size, keys.shape[3])
+            shape = (self.max_rows, keys.shape[1], self.size, keys.shape[3])
             self.stacks.append(_zeros(keys, len(self.layers), *shape))
         self._places[-1 - layer] = (known, layer)
         self._attach()
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
         """Set where the next forward writes and how many slots it sees."""
-        self._fit(self.seats, min(width, self.capacity))
+        self._fit(self.max_rows, min(width, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
         self.line = slots_BQ[0]  # slots [Q] of the only row, if there is one
         self._flat.clear()
@@ -180,7 +181,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return table.scatter_(1, self._slots, positions_BQ)
 
     def flat(self, heads: int) -> Tensor:
-        """Row numbers of the slots in a buffer viewed as [seats * H * S, E]."""
+        """Row numbers of the slots in a buffer viewed as [max_rows * H * S, E]."""
         if heads not in self._flat:
             assert self._slots is not None
             self._flat[heads] = self._lines(self._slots, 1, heads)
@@ -231,27 +232,27 @@ class SlotCache(Cache):  # type: ignore[misc]
             few._positions_BS = torch.cat([table[:0, own], *(table[r : r + 1, own] for r in rows)])
         return few
 
-    def put(self, seats: Sequence[int], other: "SlotCache", slots: int | None = None) -> Self:
-        """Write the rows of `other` into these seats, their used slots alone; returns this cache.
+    def put(self, into: Sequence[int], other: "SlotCache", slots: int | None = None) -> Self:
+        """Write the rows of `other` at these rows, their used slots alone; returns this cache.
 
         With `slots`, no more than their first ones.
 
-        Seats behind the last row add rows. Nobody else's entries are copied, unless the seats are
+        Numbers behind the last row add rows. Nobody else's entries are copied, unless the rows are
         used up or a row of `other` is longer than the slots that are there: buffers grow then.
         """
-        rows = max(self.rows, 1 + max(seats, default=-1))
-        assert len(seats) == other.rows, f"{other.rows} rows for {len(seats)} seats"
-        assert set(seats) >= set(range(self.rows, rows)), f"seats {list(seats)} leave a hole"
+        rows = max(self.rows, 1 + max(into, default=-1))
+        assert len(into) == other.rows, f"{other.rows} rows at {len(into)} places"
+        assert set(into) >= set(range(self.rows, rows)), f"rows {list(into)} leave a hole"
         if self.inputs is None or other.inputs is None:
             assert self.rows == 0 or self.inputs is other.inputs, "rows with and without inputs"
             self.inputs = other.inputs
         else:
-            self.inputs = self.inputs.put(seats, other.inputs)
+            self.inputs = self.inputs.put(into, other.inputs)
         if self.recurrent is not None and other.recurrent is not None:
-            self.recurrent.put(seats, other.recurrent)
+            self.recurrent.put(into, other.recurrent)
         if self.adapters or other.adapters:
             names = self.adapters or (None,) * self.rows
-            self.adapters = seated(names, seats, other.adapters or (None,) * other.rows)
+            self.adapters = scatter_items(names, into, other.adapters or (None,) * other.rows)
         wide = other.width if slots is None else slots
         self.width = max(self.width if self.rows else 0, wide)
         self.capacity = max(self.capacity, other.capacity if slots is None else slots)
@@ -259,24 +260,24 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._show(rows)
         if not self.stacks and other.stacks:
             self.stacks = [
-                _zeros(s, s.shape[0], self.seats, s.shape[2], self.size, s.shape[4])
+                _zeros(s, s.shape[0], self.max_rows, s.shape[2], self.size, s.shape[4])
                 for s in other.stacks
             ]
             self._places = dict(other._places)
             self._attach()
         used = slice(0, wide)
         for mine, theirs in zip(self.stacks, other.stacks, strict=bool(other.stacks)):
-            for row, seat in enumerate(seats):
-                mine[:, seat, :, used].copy_(theirs[:, row, :, used])
+            for row, at in enumerate(into):
+                mine[:, at, :, used].copy_(theirs[:, row, :, used])
         table = other._positions_BS if self._positions_BS is None else self._positions_BS
         if table is not None:
             here, there = self._positions(table.device), other._positions(table.device)
-            for row, seat in enumerate(seats):
-                here[seat, used].copy_(there[row, used])
+            for row, at in enumerate(into):
+                here[at, used].copy_(there[row, used])
         return self
 
     def narrow(self, rows: int) -> Self:
-        """This cache with its first `rows` rows; the seats behind them are free for `put`."""
+        """This cache with its first `rows` rows; those behind them are free for `put`."""
         assert rows <= self.rows, f"{rows} of {self.rows} rows"
         if self.inputs is not None:
             self.inputs = self.inputs.narrow(rows)
@@ -300,7 +301,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def part(self, numbers: Sequence[int]) -> "SlotCache":
         """Some layers as a cache that shares their buffers, for a model made of these layers."""
         few = SlotCache(len(numbers), self.rows, self.capacity)
-        few.seats, few.size, few.width, few.inputs = self.seats, self.size, self.width, self.inputs
+        few.max_rows, few.size, few.width = self.max_rows, self.size, self.width
+        few.inputs = self.inputs
         few.adapters = self.adapters
         few.stacks, few._positions_BS = self.stacks, self._positions_BS
         few.recurrent, few.numbers = self.recurrent, [self.numbers[n] for n in numbers]
@@ -354,20 +356,20 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.rows, self._slots = rows, None
         self._flat.clear()
 
-    def _fit(self, seats: int, slots: int) -> None:
-        """Longer buffers if there are fewer seats or slots: doubled, so that growing stays rare."""
-        old_seats, old_size = self.seats, self.size
-        if seats > old_seats:
-            self.seats = max(seats, 2 * old_seats)
+    def _fit(self, max_rows: int, slots: int) -> None:
+        """Longer buffers if there are fewer rows or slots: doubled, so that growing stays rare."""
+        old_rows, old_size = self.max_rows, self.size
+        if max_rows > old_rows:
+            self.max_rows = max(max_rows, 2 * old_rows)
         if slots > old_size:
             self.size = min(max(slots, 2 * old_size), self.capacity)
-        more_seats, more = self.seats - old_seats, self.size - old_size
-        if more_seats or more:
-            self.stacks = [pad(s, (0, 0, 0, more, 0, 0, 0, more_seats)) for s in self.stacks]
+        more_rows, more = self.max_rows - old_rows, self.size - old_size
+        if more_rows or more:
+            self.stacks = [pad(s, (0, 0, 0, more, 0, 0, 0, more_rows)) for s in self.stacks]
             self._attach()
             table, self._positions_BS = self._positions_BS, None
             if table is not None:
-                self._positions(table.device)[:old_seats, :old_size].copy_(table)
+                self._positions(table.device)[:old_rows, :old_size].copy_(table)
 
     def _attach(self) -> None:
         """Give the layers their part of the buffers."""
@@ -382,16 +384,16 @@ class SlotCache(Cache):  # type: ignore[misc]
                 layer.index_keys = self.stacks[stack][plane]
 
     def _positions(self, device: torch.device) -> Tensor:
-        """The position of every slot of every seat: its number, if nobody said otherwise."""
+        """The position of every slot of every row: its number, if nobody said otherwise."""
         if self._positions_BS is None:
             every = torch.arange(self.size, device=device)
-            self._positions_BS = every.repeat(self.seats, 1)
+            self._positions_BS = every.repeat(self.max_rows, 1)
         return self._positions_BS
 
     def _lines(self, slots_BQ: Tensor, planes: int, heads: int) -> Tensor:
-        """Row numbers of these slots in a stack viewed as [planes * seats * H * S, E]."""
+        """Row numbers of these slots in a stack viewed as [planes * max_rows * H * S, E]."""
         device = slots_BQ.device
-        plane = torch.arange(planes, device=device).view(-1, 1, 1, 1) * (self.seats * heads)
+        plane = torch.arange(planes, device=device).view(-1, 1, 1, 1) * (self.max_rows * heads)
         head = torch.arange(self.rows * heads, device=device).view(self.rows, heads, 1)
         return ((plane + head) * self.size + slots_BQ[:, None, :]).flatten()
 

@@ -72,11 +72,11 @@ class TranslatedCache:
         texts = [self.rows[row].copy() for row in rows]
         return TranslatedCache(self.own.take(rows), texts, self.capacity)
 
-    def put(self, seats: Sequence[int], other: "TranslatedCache") -> "TranslatedCache":
-        """The rows of `other` in these seats."""
+    def put(self, into: Sequence[int], other: "TranslatedCache") -> "TranslatedCache":
+        """The rows of `other` at these rows."""
         both = dict(enumerate(self.rows))
-        both |= {seat: row.copy() for seat, row in zip(seats, other.rows, strict=True)}
-        own = self.own.put(seats, other.own)
+        both |= {at: row.copy() for at, row in zip(into, other.rows, strict=True)}
+        own = self.own.put(into, other.own)
         capacity = max(self.capacity, other.capacity)
         return TranslatedCache(own, [both[row] for row in range(len(both))], capacity)
 

@@ -211,7 +211,7 @@ class TreeDecoder:
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> SlotCache:
         """An empty cache for `rows` rows, which owns what is read of the inputs.
 
-        A slab of free seats, for rows that come by `put`: `open(seats, capacity).narrow(0)`.
+        A slab of free rows, for rows that come by `put`: `open(into, capacity).narrow(0)`.
         """
         cache = SlotCache(self.runner.layers, rows, capacity)
         if self.recurrent:

@@ -39,9 +39,9 @@ class GuidedCache:
         """A copy of these rows, in this order."""
         return GuidedCache(self.own.take(twice(rows)))
 
-    def put(self, seats: Sequence[int], other: "GuidedCache") -> "GuidedCache":
-        """The rows of `other` in these seats."""
-        return GuidedCache(self.own.put(twice(seats), other.own))
+    def put(self, into: Sequence[int], other: "GuidedCache") -> "GuidedCache":
+        """The rows of `other` at these rows."""
+        return GuidedCache(self.own.put(twice(into), other.own))
 
     def narrow(self, rows: int) -> "GuidedCache":
         """The first rows."""

@@ -72,8 +72,8 @@ class Kept(NamedTuple):
 class Cross:
     """Keys and values of the encoder's states, made once per row. A `RowStore`.
 
-    `table` is [planes, seats, H, ...]: keys of layer i in plane 2 i, its values in 2 i + 1, each as
-    `kept` has them. Newcomers are written into free seats; nobody else's entries are copied while
+    `table` is [planes, max_rows, H, ...]: keys of layer i in plane 2 i, its values in 2 i + 1, each
+    as `kept` has them. Newcomers are written into free rows; nobody else's entries are copied while
     there are any.
     """
 
@@ -94,19 +94,19 @@ class Cross:
         table = torch.cat([self.table[:, :0], *(self.table[:, r : r + 1] for r in rows)], 1)
         return Cross(table, len(rows), self.slots, self.kept)
 
-    def put(self, seats: Sequence[int], other: "Cross") -> "Cross":
-        """The rows of `other` in these seats; seats behind the last row add rows."""
-        rows = max(self.rows, 1 + max(seats, default=-1))
+    def put(self, into: Sequence[int], other: "Cross") -> "Cross":
+        """The rows of `other` in these rows; numbers behind the last row add rows."""
+        rows = max(self.rows, 1 + max(into, default=-1))
         have = self.table.shape[1]
         if rows > have:
             more = max(rows, 2 * have) - have
             self.table = F.pad(self.table, (*(0, 0) * (self.table.dim() - 2), 0, more))
-        for row, seat in enumerate(seats):
-            self.table[:, seat] = other.table[:, row]
+        for row, at in enumerate(into):
+            self.table[:, at] = other.table[:, row]
         return Cross(self.table, rows, self.slots, self.kept)
 
     def narrow(self, rows: int) -> "Cross":
-        """The first rows; the seats behind them are free for `put`."""
+        """The first rows; those behind them are free for `put`."""
         return Cross(self.table, rows, self.slots, self.kept)
 
 

@@ -31,7 +31,7 @@ class SamplingParams:
     min_p        keep tokens with at least min_p times the largest probability (0: off).
     seed         the same seed, prompt and settings give the same text. None draws a fresh seed
                  from torch's global generator. Where drafts are drawn, temperature is above 0 and
-                 a planner sizes them, the costs it goes by and the number of seats are settings,
+                 a planner sizes them, the costs it goes by and the `max_num_seqs` are settings,
                  too (docs/planner.md); coupled, placed and greedy texts need the seed alone.
 
     Before these, in this order, at every tree node with the node's own prefix (docs/sampling.md):

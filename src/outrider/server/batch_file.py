@@ -268,7 +268,7 @@ def answers(
 
 
 async def _running(desk: RequestHandler, wanted: Iterable[BatchLine]) -> AsyncGenerator[Row, None]:
-    """Rows in the order in which they are ready; some more requests than seats are under way."""
+    """Rows in the order in which they are ready; some more requests than rows are under way."""
     source, under_way = iter(wanted), set[asyncio.Task[Row]]()
     async with running(desk.loop):
         try:

@@ -1,7 +1,7 @@
 """The thread that owns the live batch: orders come in, events go out once per turn.
 
-A turn: orders (new requests, cancellations) are taken; who has waited longest is seated; every lane
-with work makes one step; what was emitted is delivered. Nobody else touches the engine.
+A turn: orders (new requests, cancellations) are taken; who has waited longest gets a row; every
+lane with work makes one step; what was emitted is delivered. Nobody else touches the engine.
 """
 
 import itertools
@@ -66,7 +66,7 @@ class PendingRequest:
     sink: Callable[[OutputEvent], None]
     deadline: float | None = None  #: when it is given up, by `time.monotonic`
     arrived: float = field(default_factory=time.monotonic)
-    seated: float | None = None  #: when a row was free for it
+    scheduled: float | None = None  #: when a row was free for it
     number: int | None = None  #: in its lane's run
     cached: int = 0  #: tokens of its prompt that were copied from another one
     begun: bool = False  #: whether any of its answer has come
@@ -158,7 +158,7 @@ class EngineProtocol(Protocol):
 class EngineLoop(threading.Thread):
     """Decodes requests of all lanes, `rows` at a time, first come first served.
 
-    opened        makes a lane's run when its first request sits down
+    opened        makes a lane's run when its first request gets a row
     most_waiting  requests in the queue beyond which more are refused: `QueueFullError`
     deliver       hands events to their tickets' sinks on another thread; None: at once
     most_still    seconds without a turn's end after which it is given up; None: never
@@ -182,7 +182,7 @@ class EngineLoop(threading.Thread):
         self._queued = 0  # orders under way included
         self._waiting: deque[PendingRequest] = deque()
         self._runs: dict[str, BatchRunner] = {}
-        self._seated: dict[tuple[str, int], PendingRequest] = {}
+        self._running: dict[tuple[str, int], PendingRequest] = {}
         self._events: list[tuple[PendingRequest, OutputEvent]] = []
         self._closing = False
         self._turned = time.monotonic()
@@ -194,7 +194,7 @@ class EngineLoop(threading.Thread):
         with self._lock:
             if self.fault is not None or self._closing:
                 raise EngineStoppedError
-            if self._queued + len(tickets) > self.most_waiting + self.rows - len(self._seated):
+            if self._queued + len(tickets) > self.most_waiting + self.rows - len(self._running):
                 raise QueueFullError
             self._queued += len(tickets)
             self._orders.put(lambda: self._waiting.extend(tickets))
@@ -236,7 +236,7 @@ class EngineLoop(threading.Thread):
     @property
     def load(self) -> QueueStats:
         """Rows under way, requests in the queue, rows in all."""
-        return QueueStats(len(self._seated), self._queued, self.rows)
+        return QueueStats(len(self._running), self._queued, self.rows)
 
     def _watch(self, most_still: float) -> None:
         """Tell whoever waits once it stands still: a thread cannot be ended, nor started again."""
@@ -257,7 +257,7 @@ class EngineLoop(threading.Thread):
                 self._turned = time.monotonic()
                 self._take_orders()
                 self._expire()
-                self._seat()
+                self._schedule()
                 for lane, run in self._runs.items():
                     if not run.done:
                         self._tell(lane, run)
@@ -271,7 +271,7 @@ class EngineLoop(threading.Thread):
 
     def _take_orders(self) -> None:
         """All that are there; with nothing to do, wait for one."""
-        idle = not self._seated and not self._waiting
+        idle = not self._running and not self._waiting
         while True:
             try:
                 order = self._orders.get(timeout=0.5) if idle else self._orders.get_nowait()
@@ -282,23 +282,23 @@ class EngineLoop(threading.Thread):
 
     def _expire(self) -> None:
         now = time.monotonic()
-        every = [*self._waiting, *self._seated.values()]
+        every = [*self._waiting, *self._running.values()]
         for ticket in every:
             if ticket.deadline is not None and ticket.deadline < now:
                 self._event(ticket, OutputEvent(error=TimeoutError(), over=True))
                 self._end(ticket, "cancelled")
 
-    def _seat(self) -> None:
-        while self._waiting and len(self._seated) < self.rows:
-            ticket = self._waiting[0]  # in the queue until it sits: a fault is told to it, too
-            ticket.seated = time.monotonic()
+    def _schedule(self) -> None:
+        while self._waiting and len(self._running) < self.rows:
+            ticket = self._waiting[0]  # in the queue until it has a row: a fault is told to it, too
+            ticket.scheduled = time.monotonic()
             try:
                 run = self._run(ticket.lane)
                 ticket.number = run.submit(ticket.request)
             except Exception as error:  # this request's own
                 self._event(ticket, OutputEvent(error=_of_a_row(error), over=True))
             else:
-                self._seated[ticket.lane, ticket.number] = ticket
+                self._running[ticket.lane, ticket.number] = ticket
             self._waiting.popleft()
             self._left(1)
 
@@ -313,7 +313,7 @@ class EngineLoop(threading.Thread):
         blocks = run.step()
         step = self._step(lane, blocks, time.perf_counter() - began)
         for block in blocks:
-            ticket = self._seated.get((lane, block.row))
+            ticket = self._running.get((lane, block.row))
             if ticket is None:
                 continue
             ticket.cached = run.cached(block.row)
@@ -333,7 +333,7 @@ class EngineLoop(threading.Thread):
             return None
         tokens = sum(len(block.token_ids) for block in wrote)
         for block in wrote:
-            ticket = self._seated.get((lane, block.row))
+            ticket = self._running.get((lane, block.row))
             if ticket is not None and not ticket.begun and isinstance(ticket.request, Request):
                 tokens += len(ticket.request.asked)
         return StepTiming(seconds, tokens, 1 + max(block.drafted for block in wrote))
@@ -343,7 +343,7 @@ class EngineLoop(threading.Thread):
         if ticket in self._waiting:
             self._waiting.remove(ticket)
             self._left(1)
-        elif ticket.number is not None and (ticket.lane, ticket.number) in self._seated:
+        elif ticket.number is not None and (ticket.lane, ticket.number) in self._running:
             run = self._runs[ticket.lane]
             run.end(ticket.number, reason)
             self._leave(ticket, run)
@@ -351,7 +351,7 @@ class EngineLoop(threading.Thread):
 
     def _leave(self, ticket: PendingRequest, run: BatchRunner) -> None:
         assert ticket.number is not None
-        del self._seated[ticket.lane, ticket.number]
+        del self._running[ticket.lane, ticket.number]
         run.release(ticket.number)
 
     def _left(self, count: int) -> None:
@@ -377,7 +377,7 @@ class EngineLoop(threading.Thread):
                 break
             with suppress(Exception):  # the engine may be broken; who waits matters
                 order()
-        for ticket in [*self._waiting, *self._seated.values()]:
+        for ticket in [*self._waiting, *self._running.values()]:
             self._event(ticket, OutputEvent(error=error, over=True))
         self._flush()
 

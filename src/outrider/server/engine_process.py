@@ -75,7 +75,7 @@ class RequestOutput(NamedTuple):
 
     key: int
     event: OutputEvent
-    seated: float | None
+    scheduled: float | None
     cached: int
 
 
@@ -182,7 +182,7 @@ class EngineClient:
 
     @property
     def load(self) -> QueueStats:
-        """As of what is known here: who came first sits, as many as there are rows."""
+        """As of what is known here: who came first runs, as many as there are rows."""
         count = len(self._open)
         return QueueStats(min(count, self.rows), max(count - self.rows, 0), self.rows)
 
@@ -289,10 +289,10 @@ class EngineClient:
             self._pulse = time.monotonic() - said.still
             return
         events = []
-        for key, event, seated, cached in said:
+        for key, event, scheduled, cached in said:
             ticket = self._open.get(key)
             if ticket is not None:
-                ticket.seated, ticket.cached = seated, cached
+                ticket.scheduled, ticket.cached = scheduled, cached
                 ticket.begun |= event.block is not None
                 if isinstance(event.block, StepOutput):
                     ticket.had += event.block.token_ids
@@ -361,7 +361,7 @@ def run_engine_process(
                 event = event._replace(error=_portable(event.error))
             if event.over:
                 tickets.pop(ticket.key, None)
-            said.append(RequestOutput(ticket.key, event, ticket.seated, ticket.cached))
+            said.append(RequestOutput(ticket.key, event, ticket.scheduled, ticket.cached))
         with telling, suppress(OSError):
             pipe.send_bytes(pickle.dumps(said, pickle.HIGHEST_PROTOCOL))
 

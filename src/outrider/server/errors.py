@@ -34,7 +34,8 @@ def unknown_model(name: str, served: Sequence[str]) -> APIError:
     return APIError(message, "model", 404, "model_not_found")
 
 
-_TRIED = re.compile(r"str|.*\[.+\]")  #: how pydantic names a kind: list[str]; not a form's field[]
+#: How pydantic names a kind that it tried: list[str], InputMessage; not a form's field[].
+_TRIED = re.compile(r"str|.*\[.+\]|[A-Z]\w+(Item|Message)")
 #: What a request itself is to blame for; other errors of ours are the server's.
 _ITS_OWN = (ConfigurationError, PromptError, CapacityError, AudioError, ImageError)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
@@ -80,8 +81,12 @@ def from_validation_error(error: RequestValidationError) -> JSONResponse:
 
 
 def rejected(errors: Sequence[Any]) -> dict[str, Any]:
-    """The body of an error: the first of pydantic's, with the field's name."""
-    first = errors[0]
+    """The body of an error: the first of pydantic's, with the field's name.
+
+    Where text or a list may stand, what is wrong in a list is said, not that it is no text.
+    """
+    told = (one for one in errors if (one["type"], one["loc"][-1:]) != ("string_type", ("str",)))
+    first = next(told, errors[0])
     broken = first["type"] == "json_invalid"  # its place is a character, no field
     place = [] if broken else [str(part) for part in first["loc"] if part != "body"]
     extra = first["type"] == "extra_forbidden"

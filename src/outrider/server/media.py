@@ -5,8 +5,6 @@ network (each redirect is looked at anew, and the address that was looked at is 
 asked), so many bytes, so many seconds. Nothing is fetched unless the server was told that it may.
 """
 
-import base64
-import binascii
 import contextlib
 import http.client
 import ipaddress
@@ -18,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from outrider.errors import AudioError, ConfigurationError, ImageError
+from outrider.errors import ConfigurationError, ImageError
 from outrider.text.images import MOST_BYTES
-from outrider.text.media_processor import MediaProcessor
+from outrider.text.media_processor import MediaProcessor, audio_bytes
 from outrider.types import MultiModalInputs
 
 MOST_IMAGES = 16  #: images and recordings of one request
@@ -67,23 +65,11 @@ def _read(content: Any, remote: bool, until: float) -> Any:
             image = image_bytes(part["image_url"]["url"], remote, until)
             parts.append({"type": "image", "image": image})
         elif part["type"] == "input_audio":
-            parts.append({"type": "audio", "audio": _sound(part["input_audio"]["data"])})
+            sound = audio_bytes(part["input_audio"]["data"], MOST_BYTES)
+            parts.append({"type": "audio", "audio": sound})
         elif part["type"] == "text":
             parts.append({"type": "text", "text": part["text"]})
     return parts
-
-
-def _sound(data: str) -> bytes:
-    """The bytes of a recording."""
-    if len(data) > 4 * MOST_BYTES // 3 + 4:
-        raise AudioError(f"a recording has at most {MOST_BYTES} bytes; send a shorter one")
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise AudioError(
-            f"input_audio has a file in base64; got {len(data)} characters that are "
-            f"none ({error}); encode the file's bytes"
-        ) from error
 
 
 def image_bytes(url: str, remote: bool, until: float) -> str | bytes:

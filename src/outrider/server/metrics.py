@@ -103,7 +103,7 @@ class ServerMetrics:
 
     def on_finish(self, choices: Sequence[ChoiceState]) -> None:
         """Count an answer, whole or cut off by its client."""
-        read, copied = prompts([choice for choice in choices if choice.seated is not None])
+        read, copied = prompts([choice for choice in choices if choice.scheduled is not None])
         self.prompt_tokens.inc(read)
         self.asked.inc(read)
         self.copied.inc(copied)
@@ -116,8 +116,8 @@ class ServerMetrics:
         self.seconds.inc(transcript.duration)
         self._counted(stats)
         self.ended.labels(self._model, "stop").inc()
-        if ticket.seated is not None:
-            self.queued.observe(ticket.seated - ticket.arrived)
+        if ticket.scheduled is not None:
+            self.queued.observe(ticket.scheduled - ticket.arrived)
         self.whole.observe(now - ticket.arrived)
 
     def _counted(self, stats: RequestStats) -> None:
@@ -136,13 +136,13 @@ class ServerMetrics:
         self._counted(stats)
         unfinished = "error" if choice.failed else "cancelled"
         self.ended.labels(self._model, choice.reason or unfinished).inc()
-        if choice.seated is not None:
-            self.queued.observe(choice.seated - choice.arrived)
+        if choice.scheduled is not None:
+            self.queued.observe(choice.scheduled - choice.arrived)
         if choice.first is None or choice.last is None:
             return
         self.first.observe(choice.first - choice.arrived)
-        if choice.seated is not None:
-            self.read.observe(choice.first - choice.seated)
+        if choice.scheduled is not None:
+            self.read.observe(choice.first - choice.scheduled)
         for wait in choice.waits:
             self.between.observe(wait)
         self.whole.observe(choice.last - choice.arrived)

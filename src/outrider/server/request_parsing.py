@@ -63,7 +63,7 @@ class ChoiceState:
     reason: str | None = None
     failed: bool = False  #: whether its request ended by an error, this choice unfinished
     arrived: float = field(default_factory=time.monotonic)
-    seated: float | None = None
+    scheduled: float | None = None
     first: float | None = None  #: when its first tokens came
     last: float | None = None  #: and its last ones
     waits: list[float] = field(default_factory=list)  #: seconds a token of each block behind those

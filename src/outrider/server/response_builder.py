@@ -113,7 +113,7 @@ def metrics(choices: Sequence[ChoiceState]) -> dict[str, Any]:
         }
     }
     if first.first is not None and last.last is not None:
-        started = first.seated or first.arrived
+        started = first.scheduled or first.arrived
         spent = last.last - started
         written = sum(len(choice.answer.tokens) for choice in choices)
         told |= {

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
-from outrider.server.messages import MOST_TOOLS, Body, FunctionName, NamedFunction
+from outrider.server.messages import (
+    MOST_TOOLS,
+    AudioPart,
+    Body,
+    FunctionName,
+    ImageURL,
+    NamedFunction,
+)
 from outrider.server.protocol import ChatCompletionRequest, Count, StreamOptions
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -27,12 +34,23 @@ class ContentPart(Body):
         return self.text or self.refusal or ""
 
 
+class InputImage(Body):
+    """An image in a user's message: a data URL, or one that the server may fetch."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+InputPart = Annotated[ContentPart | InputImage | AudioPart, Field(discriminator="type")]
+
+
 class InputMessage(Body):
     """A turn of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: str | list[InputPart]
     id: str | None = None
     status: Status | None = None
     phase: str | None = None
@@ -215,9 +233,9 @@ def _turns(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
         elif _is_answer(item):
             yield from _whole(own) if "content" in own else ()
             thought = {} if "content" in own else own
-            own = {**thought, "role": "assistant", "content": _said(item.content)}
+            own = {**thought, "role": "assistant", "content": _read(item.content)}
         else:
-            yield {"role": item.role, "content": _said(item.content)}
+            yield {"role": item.role, "content": _read(item.content)}
     yield from _whole(own) if own else ()
 
 
@@ -231,8 +249,24 @@ def _is_answer(item: Item) -> bool:
     return isinstance(item, InputMessage) and item.role == "assistant"
 
 
-def _said(content: str | list[ContentPart]) -> str:
+def _said(content: str | Sequence[ContentPart]) -> str:
     return content if isinstance(content, str) else "".join(part.said for part in content)
+
+
+def _read(content: str | list[InputPart]) -> str | list[dict[str, Any]]:
+    """A message's text; where images or sound stand beside it, the parts of a chat's message."""
+    words = [part for part in content if isinstance(part, ContentPart)]
+    if isinstance(content, str) or len(words) == len(content):
+        return _said(words if isinstance(content, list) else content)
+    return [_part(part) for part in content]
+
+
+def _part(part: InputPart) -> dict[str, Any]:
+    if isinstance(part, ContentPart):
+        return {"type": "text", "text": part.said}
+    if isinstance(part, AudioPart):
+        return part.model_dump()
+    return {"type": "image_url", "image_url": ImageURL(url=part.image_url).model_dump()}
 
 
 def turn_of(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -174,7 +174,7 @@ class ActiveStream:
     def _clocked(self, at: int) -> None:
         """What its ticket tells of a choice besides its blocks."""
         choice, ticket = self.choices[at], self.tickets[at]
-        choice.arrived, choice.seated = ticket.arrived, ticket.seated
+        choice.arrived, choice.scheduled = ticket.arrived, ticket.scheduled
         choice.stats.cached_tokens = ticket.cached
 
     def cancel(self) -> None:
@@ -223,12 +223,12 @@ class Serving:
         try:
             going = ActiveStream(self.loop, choices, time.monotonic() + wait)
         except (QueueFullError, EngineStoppedError) as error:
-            return self._unseated(choices, error)
+            return self._unscheduled(choices, error)
         blocks = going.blocks()
         try:
             first = await unless_gone(http, _opening(blocks))
         except Exception as error:
-            return self._unseated(choices, error)
+            return self._unscheduled(choices, error)
         if first is None:
             await blocks.aclose()
             self.counts.on_finish(choices)
@@ -239,7 +239,7 @@ class Serving:
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return await self._whole(http, blocks, choices, writer, echo)
 
-    def _unseated(self, choices: Sequence[ChoiceState], error: Exception) -> Response:
+    def _unscheduled(self, choices: Sequence[ChoiceState], error: Exception) -> Response:
         """The answer to a request that came to no text."""
         if isinstance(error, QueueFullError):
             self.counts.refused.inc()

@@ -341,9 +341,11 @@ def rows_come_and_go(case: Case) -> None:
         )
 
 
-def _told(engine: Engine, seats: int, requests: list[Request]) -> list[tuple[list[int], int, int]]:
+def _told(
+    engine: Engine, max_num_seqs: int, requests: list[Request]
+) -> list[tuple[list[int], int, int]]:
     """Text, steps and accepted tokens of each request."""
-    run = EngineRun(engine, seats, 128)
+    run = EngineRun(engine, max_num_seqs, 128)
     run.submit_all(requests)
     run.close()
     texts: list[list[int]] = [[] for _ in requests]

@@ -20,7 +20,7 @@ class MetaCache:
         """Nothing of these rows."""
         return self
 
-    def put(self, seats: Sequence[int], other: "MetaCache") -> "MetaCache":
+    def put(self, into: Sequence[int], other: "MetaCache") -> "MetaCache":
         """Nothing more."""
         return self
 

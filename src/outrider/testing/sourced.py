@@ -171,7 +171,7 @@ def _alone(row: Inputs) -> Inputs:
 # Checks of a drafter whose target reads a source, and of one that is given texts to copy from.
 
 MATCH = verifiers.get("match")
-LENGTHS = (14, 5, 11, 9)  #: of four texts in three seats: the second leaves, the last one joins
+LENGTHS = (14, 5, 11, 9)  #: of four texts in three into: the second leaves, the last one joins
 #: What rows may copy: nothing, all kinds of tokens, one that is none of theirs, one without end.
 REFERENCES: Sequence[Sequence[int]] = ((), (3, 1, 4, 1, 5, 9, 2, 6), (31, 30, 29), (7,) * 40)
 

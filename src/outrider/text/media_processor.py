@@ -1,5 +1,7 @@
 """Conversations and prompts with images or sound, by the model's own processor."""
 
+import base64
+import binascii
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +12,20 @@ from typing import Any
 import torch
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, OutriderError, PromptError
+from outrider.errors import AudioError, ConfigurationError, OutriderError, PromptError
 from outrider.models import pretrained
 from outrider.models.foreign_errors import first_line, kind_of
 from outrider.speech import audio
-from outrider.text.images import open_image
+from outrider.text.images import MOST_BYTES, open_image
 from outrider.types import MultiModalInputs
 
 MOST_PARTS = 64  #: images and recordings of one prompt
+MOST_SECONDS = 3600.0  #: of a recording in a prompt: a small file may hold much silence
 _IMAGE = ("image", "image_url")
 _AUDIO = ("audio", "input_audio", "audio_url")
 _IDS = ("input_ids", "attention_mask")
+#: Processors that cut a recording off behind their extractor's window without a word.
+_CUT_OFF = ("Qwen2AudioProcessor", "Qwen2_5OmniProcessor")
 _RATE = 16_000  #: samples per second, where a feature extractor does not say
 
 
@@ -233,12 +238,48 @@ class MediaProcessor:
         """A recording's samples at the rate that the model hears."""
         extractor = getattr(self.processor, "feature_extractor", None)
         rate = int(getattr(extractor, "sampling_rate", None) or _RATE)
-        if not isinstance(given, (bytes, bytearray)):
-            return audio.look(given, number, None, rate).read(rate)
-        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-            path = Path(folder) / "recording"
-            path.write_bytes(given)
-            return audio.look(path, number, None, rate).read(rate)
+        if isinstance(given, (bytes, bytearray)):
+            with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+                path = Path(folder) / "recording"
+                path.write_bytes(given)
+                try:
+                    return self._whole(audio.look(path, number, None, rate), rate)
+                except AudioError as error:  # of a file that nobody has named
+                    raise AudioError(str(error).replace(str(path), "the recording")) from error
+        return self._whole(audio.look(given, number, None, rate), rate)
+
+    def _whole(self, recording: audio.Recording, rate: int) -> Any:
+        """All of its samples. Raises AudioError for more than is heard."""
+        most = MOST_SECONDS
+        if type(self.processor).__name__ in _CUT_OFF:
+            most = self.processor.feature_extractor.n_samples / rate
+        if recording.seconds > most:
+            raise AudioError(
+                f"{recording.name} has {recording.seconds:.1f} s of sound; at most {most:g} s of a "
+                "recording are heard in a prompt; cut it, and give the pieces one by one"
+            )
+        return recording.read(rate)
+
+
+def audio_bytes(data: object, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a recording that `input_audio` has in base64. Raises AudioError.
+
+    >>> audio_bytes("aGk=")
+    b'hi'
+    """
+    if not isinstance(data, str):
+        raise AudioError(
+            f"input_audio has a file in base64; got {type(data).__name__}; encode the file's bytes"
+        )
+    if len(data) > 4 * most // 3 + 4:
+        raise AudioError(f"a recording has at most {most} bytes; got more; send a shorter one")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise AudioError(
+            f"input_audio has a file in base64; got {len(data)} characters that are none "
+            f"({error}); encode the file's bytes"
+        ) from error
 
 
 def _several(given: Any) -> list[Any]:
@@ -251,6 +292,8 @@ def _content(part: Mapping[str, Any], kind: str) -> Any:
         held = part.get(name)
         if isinstance(held, Mapping) and "url" in held:
             held = held["url"]
+        if name == "input_audio" and isinstance(held, Mapping) and "data" in held:
+            held = audio_bytes(held["data"])
         if held is not None:
             return held
     raise PromptError(

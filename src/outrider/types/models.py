@@ -50,9 +50,9 @@ class Encoded(NamedTuple):
         """A copy of these rows, in this order."""
         return Encoded(*(picked(table, rows) for table in self))
 
-    def put(self, seats: Sequence[int], other: "Encoded") -> "Encoded":
-        """The rows of `other` in these seats: the shorter ones are padded and masked."""
-        return Encoded(*(scatter_rows(m, seats, t) for m, t in zip(self, other, strict=True)))
+    def put(self, into: Sequence[int], other: "Encoded") -> "Encoded":
+        """The rows of `other` at these rows: the shorter ones are padded and masked."""
+        return Encoded(*(scatter_rows(m, into, t) for m, t in zip(self, other, strict=True)))
 
     def narrow(self, rows: int) -> "Encoded":
         """The first rows."""
@@ -76,14 +76,14 @@ class Inputs(NamedTuple):
         """A copy of these rows, in this order."""
         return Inputs(*(gather_rows(part, rows) for part in self))
 
-    def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
-        """The rows of `other` in these seats: the shorter sources are padded and masked.
+    def put(self, into: Sequence[int], other: "Inputs") -> "Inputs":
+        """The rows of `other` at these rows: the shorter sources are padded and masked.
 
         What only one side has is in the result no more; both must be encoded, or neither.
         """
         both = (self.encoded is None) == (other.encoded is None)
         assert both, "rows that are encoded beside rows that are not"
-        return Inputs(*(joined(m, seats, t) for m, t in zip(self, other, strict=True)))
+        return Inputs(*(joined(m, into, t) for m, t in zip(self, other, strict=True)))
 
     def narrow(self, rows: int) -> "Inputs":
         """The first rows."""
@@ -98,8 +98,8 @@ Reads = Literal["text", "source", "states"]
 class RowStore(Protocol):
     """Anything that is kept per row: caches, drafters' memories, sampling rows, batches.
 
-    Rows stand in the first seats, without holes. Which rows are meant is known on the host, so that
-    nothing waits for a device: plain integers, never tensors. The row of seat 2 leaves:
+    Rows stand first in the buffers, without holes. Which are meant is known on the host, so that
+    nothing waits for a device: plain integers, never tensors. Row 2 leaves:
 
         store = store.put([2], store.take([last])).narrow(last)
     """
@@ -107,8 +107,8 @@ class RowStore(Protocol):
     def take(self, rows: Sequence[int]) -> Self:
         """A copy of these rows, in this order."""
 
-    def put(self, seats: Sequence[int], other: Self) -> Self:
-        """Write the rows of `other` into these seats; seats behind the last row add rows.
+    def put(self, into: Sequence[int], other: Self) -> Self:
+        """Write the rows of `other` into these rows; numbers behind the last row add rows.
 
         Large buffers are written in place, each row's used slots alone: use the result, not `self`.
         """

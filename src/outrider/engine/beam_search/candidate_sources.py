@@ -120,7 +120,7 @@ class OfferedCandidates:
         """The memory with that of the last beam above each that was offered something."""
         since = [self._since(*beam) for beam in beams]
         for offer in {id(one.offer): one.offer for one in since if one is not None}.values():
-            seats = [at for at, one in enumerate(since) if one is not None and one.offer is offer]
+            into = [at for at, one in enumerate(since) if one is not None and one.offer is offer]
             those = [one for one in since if one is not None and one.offer is offer]
             longest = max(len(one.kept) for one in those)
             path_BD = torch.tensor([[*o.kept, *[-1] * (longest - len(o.kept))] for o in those])
@@ -131,7 +131,7 @@ class OfferedCandidates:
                 torch.tensor([len(one.kept) for one in those], device=self.device),
                 torch.tensor([one.passed for one in those], device=self.device),
             )
-            memory = memory.put(seats, own)
+            memory = memory.put(into, own)
         return memory
 
     def _since(self, row: int, text: Prefix) -> "_Since | None":

@@ -171,7 +171,7 @@ class Adaptive:
         state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts or (view.dropped and view.free):
             return state.plain
-        if len(state.rows) > 2 * max(view.seats, len(rows)):  # ended from outside: no block says so
+        if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
             state.rows = {row.number: state.memory(row) for row in rows}
         state.reading = state.costs.read_on(view.unread, len(rows))
         if view.free and state.rests == _who(state):
@@ -211,8 +211,8 @@ class Adaptive:
             if not view.free:  # its own part alone: what it took for others is not its to know
                 own = state.own(memory, block.drafted, step.milliseconds is None)
                 depth = own.max_depth
-                full = prices.step(1, view.seats, 0)
-                plain_steps = prices.step(own.max_nodes, view.seats, 0) / full
+                full = prices.step(1, view.max_num_seqs, 0)
+                plain_steps = prices.step(own.max_nodes, view.max_num_seqs, 0) / full
             elif depth:
                 memory.found.saw(block.drafted > 0)
                 state.pool.found(memory.greedy, block.drafted > 0)
@@ -317,12 +317,12 @@ def _apart(
 ) -> DraftShape:
     """Each row by its own odds and its part of a full batch's time: nothing of its neighbours.
 
-    A row's text then follows from its seed, the costs and the number of seats.
+    A row's text then follows from its seed, the costs and `max_num_seqs`.
     """
-    seats, chosen = state.view.seats, []
+    most, chosen = state.view.max_num_seqs, []
     for row, memory, gain in zip(state.view.rows, memories, gains, strict=True):
-        full = state.prices.of(seats, row.length)
-        share = StepPrices(full.plain / seats, tuple(more / seats for more in full.more))
+        full = state.prices.of(most, row.length)
+        share = StepPrices(full.plain / most, tuple(more / most for more in full.more))
         best = _best(gain, share, memory.speed / share.plain)
         if best >= 0:
             memory.wait.reset()

@@ -75,14 +75,14 @@ class Stepping(Protocol):
         """The verbs of a step, as a run makes them."""
 
 
-def upto(seats: int) -> list[int]:
-    """The numbers of rows that are measured for so many seats; more are estimated from these.
+def upto(max_num_seqs: int) -> list[int]:
+    """The numbers of rows that are measured; more, up to so many, are estimated from these.
 
     >>> upto(5), upto(1000)
     ([1, 2, 4, 8], [1, 2, 4, 8, 16])
     """
     rows = [1]
-    while rows[-1] < min(seats, MOST_ROWS):
+    while rows[-1] < min(max_num_seqs, MOST_ROWS):
         rows.append(2 * rows[-1])
     return rows
 

@@ -38,7 +38,7 @@ class BatchView(NamedTuple):
     """What a planner may look at ahead of a step."""
 
     rows: Sequence[PlannedRow]
-    seats: int = 1  #: most rows of the run: known before anything is drawn
+    max_num_seqs: int = 1  #: most rows of the run: known before anything is drawn
     free: bool = True  #: whether no text can depend on the plan: greedy, placed or coupled rows
     closed: bool = False  #: whether nobody comes after these rows: the slowest is the run's time
     unread: int = 0  #: tokens of every row that a draft model reads before it drafts

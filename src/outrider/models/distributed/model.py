@@ -50,10 +50,10 @@ class ShardedCache:
         self._wire.later(TakeRows(self.number, some.number, tuple(rows)))
         return some
 
-    def put(self, seats: Sequence[int], other: "ShardedCache") -> Self:
-        """Write the rows of `other` into these seats; returns this cache."""
-        self.own = self.own.put(seats, other.own)
-        self._wire.later(PutRows(self.number, tuple(seats), other.number))
+    def put(self, into: Sequence[int], other: "ShardedCache") -> Self:
+        """Write the rows of `other` at these rows; returns this cache."""
+        self.own = self.own.put(into, other.own)
+        self._wire.later(PutRows(self.number, tuple(into), other.number))
         return self
 
     def narrow(self, rows: int) -> Self:

@@ -55,14 +55,14 @@ class TakeRows(NamedTuple):
 
 
 class PutRows(NamedTuple):
-    """The rows of another cache in these seats."""
+    """The rows of another cache at these rows."""
 
     cache: int
-    seats: tuple[int, ...]
+    into: tuple[int, ...]
     other: int
 
     def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        shard.caches[self.cache].put(self.seats, shard.caches[self.other])
+        shard.caches[self.cache].put(self.into, shard.caches[self.other])
 
 
 class NarrowRows(NamedTuple):

@@ -58,8 +58,8 @@ class StateLog:
     """One layer's states, and the entries of what came behind them."""
 
     recurrence: Recurrence
-    state: Tensor  #: [seats, ...] float32
-    entries: tuple[Tensor, ...]  #: [seats, R, ...] each
+    state: Tensor  #: [max_rows, ...] float32
+    entries: tuple[Tensor, ...]  #: [max_rows, R, ...] each
 
 
 class RecurrentStates:
@@ -75,12 +75,12 @@ class RecurrentStates:
     def __init__(
         self, rows: int, device: torch.device, limit: tuple[float, float] = UNLIMITED
     ) -> None:
-        self.rows, self.seats, self.ring = rows, rows, RING
+        self.rows, self.max_rows, self.ring = rows, rows, RING
         self.base_B = torch.zeros(rows, dtype=torch.int64, device=device)
         self._parent_BR = torch.full((rows, RING), -1, device=device)
         self._depth_BR = torch.zeros_like(self._parent_BR)  # tokens of each node's text
         self.logs: dict[tuple[int, int], StateLog] = {}  # by layer and number
-        self.inputs: dict[tuple[int, int], Tensor] = {}  # layer, number -> [seats, R, C]
+        self.inputs: dict[tuple[int, int], Tensor] = {}  # layer, number -> [max_rows, R, C]
         self._call: StateCall | None = None
         self.limit = limit  #: what a model's whole forward cuts the steps of its recurrences to
 
@@ -103,7 +103,7 @@ class RecurrentStates:
             self._call = StateCall.reading(nodes, self.ring)
             self.base_B[: self.rows] = torch.maximum(base_B, self._call.settled_B)
         else:
-            self._fit(self.seats, int((slots_BQ.amax(1) - base_B).max()) + 1 + BEHIND)
+            self._fit(self.max_rows, int((slots_BQ.amax(1) - base_B).max()) + 1 + BEHIND)
             tables = (table[: self.rows] for table in (self._parent_BR, self._depth_BR))
             self._call = StateCall.growing(nodes, base_B, *tables)
         self._call.note(self._parent_BR[: self.rows], self._call.parent_BQ)
@@ -115,7 +115,7 @@ class RecurrentStates:
         call = self._here()
         x_BQC = x_BCQ.mT
         if (layer, number) not in self.inputs:
-            shape = (self.seats, self.ring, x_BQC.shape[2])
+            shape = (self.max_rows, self.ring, x_BQC.shape[2])
             self.inputs[layer, number] = x_BCQ.new_zeros(shape)
         ring_BRC = self.inputs[layer, number][: self.rows]
         found = call.windows(ring_BRC, x_BQC, size)
@@ -169,23 +169,23 @@ class RecurrentStates:
         one._turn(BEHIND)
         return one
 
-    def put(self, seats: Sequence[int], other: "RecurrentStates") -> Self:
-        """Write the rows of `other` into these seats; returns this object."""
-        rows = max(self.rows, 1 + max(seats, default=-1))
+    def put(self, into: Sequence[int], other: "RecurrentStates") -> Self:
+        """Write the rows of `other` at these rows; returns this object."""
+        rows = max(self.rows, 1 + max(into, default=-1))
         if other.ring < self.ring:
             other = other.take(range(other.rows))
         ring = max(self.ring, other.ring)
-        other._fit(other.seats, ring)
+        other._fit(other.max_rows, ring)
         self._fit(rows, ring)
         self.rows, self._call = rows, None
         for place, log in other.logs.items():
             if place not in self.logs:
-                tables = [_seated(t, self.seats) for t in (log.state, *log.entries)]
+                tables = [_empty_rows(t, self.max_rows) for t in (log.state, *log.entries)]
                 self.logs[place] = StateLog(log.recurrence, tables[0], tuple(tables[1:]))
                 log.recurrence.begin(tables[0])
         for name, table in other.inputs.items():
-            self.inputs.setdefault(name, _seated(table, self.seats))
-        at = torch.tensor(list(seats), dtype=torch.int64, device=self.base_B.device)
+            self.inputs.setdefault(name, _empty_rows(table, self.max_rows))
+        at = torch.tensor(list(into), dtype=torch.int64, device=self.base_B.device)
         known = other._tables()
         for each, mine in self._tables().items():
             theirs = known.get(each)
@@ -194,19 +194,19 @@ class RecurrentStates:
             else:
                 mine.index_copy_(0, at, theirs[: other.rows])
         for unread in self.logs.keys() - other.logs.keys():
-            empty = _seated(self.logs[unread].state, len(at))
+            empty = _empty_rows(self.logs[unread].state, len(at))
             self.logs[unread].recurrence.begin(empty)
             self.logs[unread].state.index_copy_(0, at, empty)
         return self
 
     def narrow(self, rows: int) -> Self:
-        """The first rows; the seats behind them are free for `put`."""
+        """The first rows; those behind them are free for `put`."""
         self.rows, self._call = rows, None
         return self
 
     @property
     def bytes(self) -> int:
-        """What all seats take."""
+        """What all rows take."""
         return sum(table.numel() * table.element_size() for table in self._tables().values())
 
     # ------------------------------------------------------------------ inside
@@ -219,7 +219,7 @@ class RecurrentStates:
         """Zeroed tables for a layer with inputs like these."""
         state, entries = recurrence.shapes(*inputs)
         made = [
-            torch.zeros(self.seats, *shape, device=inputs[0].device)
+            torch.zeros(self.max_rows, *shape, device=inputs[0].device)
             for shape in (state, *((self.ring, *entry) for entry in entries))
         ]
         recurrence.begin(made[0])
@@ -245,7 +245,7 @@ class RecurrentStates:
         return [*self.inputs.values(), *(t for log in self.logs.values() for t in log.entries)]
 
     def _tables(self) -> dict[tuple[object, ...], Tensor]:
-        """All tables by name, [seats, ...] each."""
+        """All tables by name, [max_rows, ...] each."""
         tables: dict[tuple[object, ...], Tensor] = {
             ("base",): self.base_B,
             ("parent",): self._parent_BR,
@@ -268,13 +268,13 @@ class RecurrentStates:
             for place, log in source.logs.items()
         }
 
-    def _fit(self, seats: int, ring: int) -> None:
-        """Longer tables if there are fewer seats or slots."""
+    def _fit(self, max_rows: int, ring: int) -> None:
+        """Longer tables if there are fewer rows or slots."""
         if ring > self.ring:
             self._turn(1 << (ring - 1).bit_length())
-        if seats > self.seats:
-            self.seats = max(seats, 2 * self.seats)
-            self._change(self, lambda table: _padded(table, self.seats))
+        if max_rows > self.max_rows:
+            self.max_rows = max(max_rows, 2 * self.max_rows)
+            self._change(self, lambda table: _padded(table, self.max_rows))
 
     def _turn(self, ring: int) -> None:
         """Give the logs so many slots: those from `BEHIND` ahead of the states on."""
@@ -306,9 +306,9 @@ def _wide(at_BQ: Tensor, table: Tensor) -> Tensor:
     return at.expand(-1, -1, *table.shape[2:])
 
 
-def _padded(table: Tensor, seats: int) -> Tensor:
-    return pad(table, (*[0] * (2 * table.dim() - 1), seats - table.shape[0]))
+def _padded(table: Tensor, max_rows: int) -> Tensor:
+    return pad(table, (*[0] * (2 * table.dim() - 1), max_rows - table.shape[0]))
 
 
-def _seated(table: Tensor, seats: int) -> Tensor:
-    return table.new_zeros(seats, *table.shape[1:])
+def _empty_rows(table: Tensor, max_rows: int) -> Tensor:
+    return table.new_zeros(max_rows, *table.shape[1:])

@@ -89,13 +89,30 @@ class BigBirdPegasusRunner(Seq2SeqRunner):
             return super().plain(tokens_1Q, inputs)
 
 
-class MoonshineRunner(Seq2SeqRunner):
-    """Moonshine: the mask goes with the states."""
+class MaskedStatesRunner(Seq2SeqRunner):
+    """Moonshine, Canary, Cohere ASR: the mask goes with the states."""
 
     def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
         """The encoder's own output object."""
         outputs = MoonshineEncoderModelOutput(last_hidden_state=states, attention_mask=seen)
         return {"encoder_outputs": outputs}
+
+
+class _WindowedReader(EncoderReader):
+    def asked(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Samples, and that all are there: without a mask its encoder has no windows."""
+        asked = super().asked(inputs)
+        return asked | {"attention_mask": torch.ones_like(asked["input_values"], dtype=torch.long)}
+
+
+class MoonshineStreamingRunner(MaskedStatesRunner):
+    """Moonshine's streaming form: an encoder of windows; its decoder writes to the states."""
+
+    encoder = _WindowedReader
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """A copy of the states: the decoder adds positions to what it is given, in place."""
+        return super().given(states.clone(), seen)
 
 
 class RobertaRunner(Seq2SeqRunner):

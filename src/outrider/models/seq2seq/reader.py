@@ -46,8 +46,8 @@ class EncoderReader:
             if inputs.ids_BS is not None:
                 mask = alike.mask_BS[:, : states.shape[1]]
             part = Encoded(states, mask)
-            seats = range(len(order), len(order) + len(group))
-            whole = part if whole is None else whole.put(seats, part)
+            into = range(len(order), len(order) + len(group))
+            whole = part if whole is None else whole.put(into, part)
             order += group
         assert whole is not None, "no rows to encode"
         return whole.take([order.index(row) for row in range(len(order))])

@@ -33,8 +33,8 @@ from outrider.types import Encoded, Inputs, Output
 class CrossAttentionCache:
     """Cross-attention keys and values of rows whose sources differ in length. A `RowStore`.
 
-    Each plane is [seats, H, T, E], keys and values of a layer one after the other; the first `rows`
-    seats are in use. Nothing here ever moves while a row decodes, and `take`, `put` and `narrow`
+    Each plane is [max_rows, H, T, E], keys and values of a layer one after the other; the first
+    `rows` are in use. Nothing here ever moves while a row decodes, and `take`, `put` and `narrow`
     copy the rows they name.
     """
 
@@ -81,22 +81,22 @@ class CrossAttentionCache:
         picked = [_picked(plane, rows) for plane in self.planes]
         return CrossAttentionCache(picked, _picked(self._mask, rows), self.wide)
 
-    def put(self, seats: Sequence[int], other: "CrossAttentionCache") -> Self:
-        """The rows of `other` in these seats, in place; shorter sources are masked behind."""
-        rows = max(self.rows, 1 + max(seats, default=-1))
-        old_seats, old_length = self._mask.shape
+    def put(self, into: Sequence[int], other: "CrossAttentionCache") -> Self:
+        """The rows of `other` at these rows, in place; shorter sources are masked behind."""
+        rows = max(self.rows, 1 + max(into, default=-1))
+        old_rows, old_length = self._mask.shape
         more = max(other.length - old_length, 0)
-        free = 0 if rows <= old_seats else max(rows, 2 * old_seats) - old_seats
+        free = 0 if rows <= old_rows else max(rows, 2 * old_rows) - old_rows
         if more or free:
             self.planes = [pad(plane, (0, 0, 0, more, 0, 0, 0, free)) for plane in self.planes]
             self._mask = pad(self._mask, (0, more, 0, free))
         used = slice(0, other.length)
         for mine, theirs in zip(self.planes, other.planes, strict=True):
-            for row, seat in enumerate(seats):
-                mine[seat, :, used].copy_(theirs[row])
-        for row, seat in enumerate(seats):
-            self._mask[seat] = False
-            self._mask[seat, used] = other._mask[row]
+            for row, at in enumerate(into):
+                mine[at, :, used].copy_(theirs[row])
+        for row, at in enumerate(into):
+            self._mask[at] = False
+            self._mask[at, used] = other._mask[row]
         shorter = other.length < self.length
         self._ragged = self._ragged or other._ragged or shorter or (more > 0 and self.rows > 0)
         return self._show(rows)

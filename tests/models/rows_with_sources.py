@@ -1,4 +1,4 @@
-"""Rows with sources in the seats of one cache, each against the model's own forward."""
+"""Rows with sources in one cache, each against the model's own forward."""
 
 import torch
 
@@ -12,9 +12,9 @@ PATHS = [TREE.ancestors_BNN[0, leaf].nonzero()[:, 0] for leaf in range(3, 7)]
 class Rows:
     """Rows that come and go; every step scores a tree in each and keeps the path 1, 3."""
 
-    def __init__(self, model, seats, capacity=128):
+    def __init__(self, model, rows, capacity=128):
         self.model, self.capacity = model, capacity
-        self.cache = model.open(seats, capacity).narrow(0)
+        self.cache = model.open(rows, capacity).narrow(0)
         self.texts, self.sources = [], []
 
     def join(self, seat, source, prompt):
@@ -69,7 +69,7 @@ class Rows:
 
 
 def played(model, sources, first=0):
-    """Four sources of different lengths in three seats join, leave and are replaced.
+    """Four sources of different lengths in three rows join, leave and are replaced.
 
     The largest error of all. `first` begins every text.
     """
