@@ -26,7 +26,7 @@ from transformers.models.auto import modeling_auto
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "models"))
 
-import multi_modal_models as sounds
+import media_models as sounds
 import seq2seq_families as sources
 from examine import Recited, attempted, first_line, same
 from supported_speech import FAMILIES, NOTES, RECORD, right

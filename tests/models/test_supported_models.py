@@ -28,6 +28,20 @@ def test_somebody_has_looked_at_every_type_of_transformers():
     assert not new, f"run: python benchmarks/model_types/sweep.py --types {' '.join(sorted(new))}"
 
 
+def test_somebody_has_looked_at_every_image_text_type_with_pictures():
+    record, _ = sweep.read_record()
+    new = [kind for kind in sweep.image_text() if "images" not in record.get(kind, {})]
+    assert not new, f"run: python benchmarks/model_types/sweep.py --types {' '.join(new)}"
+    silent = [
+        kind
+        for kind in sweep.image_text()
+        if not sweep.right_with_images(record[kind])
+        and sweep.reason_with_images(kind, record[kind]) is None
+    ]
+    assert silent == []
+    assert sum(sweep.right_with_images(record[kind]) for kind in sweep.image_text()) >= 40
+
+
 def test_every_line_that_is_not_right_has_its_reason():
     record, _ = sweep.read_record()
     silent = [

@@ -22,6 +22,7 @@ from outrider.models.config import read
 from outrider.models.foreign_errors import first_line
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating
+from outrider.models.tree_inputs import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output
 from outrider.types.multi_modal import PER_TOKEN
@@ -43,7 +44,9 @@ def placeholders(config: PretrainedConfig) -> frozenset[int]:
     """
     parts = [config, *(read(config, name, PretrainedConfig) for name in _PARTS)]
     fields = (field for part in parts if part is not None for field in vars(part).items())
-    named = (value for name, value in fields if _PLACEHOLDER.fullmatch(name))
+    named = [value for name, value in fields if _PLACEHOLDER.fullmatch(name)]
+    words = read(config, "vocabulary_map", dict) or {}  # of models that write pictures as tokens
+    named.append(words.get("<image>"))
     return frozenset(value for value in named if type(value) is int and value >= 0)
 
 
@@ -133,6 +136,9 @@ class MultiModalRunner(TransformersRunner):
         slots = torch.arange(count, device=self.device)[None]
         given = self._given(inputs.beginning(count))
         cache.begin(slots, count, 0)
+        if cache.recurrent is not None:  # all of it is text that nothing takes back
+            settled_B = torch.tensor([count], device=self.device)
+            cache.recurrent.begin(causal(tokens, slots, count, settled_B))
         few = {} if taps or "logits_to_keep" not in self._takes else {"logits_to_keep": 1}
         with self._counting() as delta:
             try:
