@@ -248,3 +248,13 @@ def test_of_a_type_with_two_classes_the_folder_says_which(name):
     config = SeamlessM4TConfig(architectures=[name])
     kind = auto_class(config)
     assert kind._model_mapping[SeamlessM4TConfig].__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("parakeet_tdt", "a transducer"), ("parakeet_ctc", "at once"), ("dia", "sound")],
+)
+def test_recognisers_that_write_no_text_token_by_token_say_so(kind, why, tmp_path):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=why):
+        load(tmp_path, drafter="root", tokenizer=None, **QUICK)

@@ -7,6 +7,7 @@ from transformers import PretrainedConfig
 
 from outrider.errors import UnsupportedModel
 from outrider.models.config import read
+from outrider.models.unsupported import REASONS
 
 #: Auto classes with an output layer over a vocabulary, in the order in which they are asked. The
 #: causal one goes first, but for models whose prompts hold images or sound: of some of those it
@@ -58,6 +59,11 @@ def auto_class(config: PretrainedConfig) -> Any:
         kind = getattr(transformers, name, None)
         if kind is not None and kind.config_class is type(config) and kind.can_generate():
             return kind
+    if config.model_type in REASONS:
+        raise UnsupportedModel(
+            f"{config.model_type!r} models are not supported: {REASONS[config.model_type]}; got "
+            f"{type(config).__name__}; give a language model"
+        )
     raise UnsupportedModel(
         f"a {config.model_type!r} model cannot be a target or a draft: transformers "
         f"{transformers.__version__} has no class of it with an output layer over a vocabulary; "
