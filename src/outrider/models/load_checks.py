@@ -241,9 +241,9 @@ def media(
     allowed = _allowed(model.dtype, tolerance)
     if not worst <= allowed:
         raise UnsupportedModel(
-            f"{model.runner.name} does not score trees behind a prompt with {', '.join(kind)} as "
-            f"its own forward does: relative difference {worst:.3g}, allowed {allowed:.3g}; use "
-            "another model, or prompts of text alone"
+            f"{model.runner.name} does not score trees behind a prompt with "
+            f"{', '.join(sorted(kind))} as its own forward does: relative difference "
+            f"{worst:.3g}, allowed {allowed:.3g}; use another model, or prompts of text alone"
         )
     reader.known.add(kind)
     return worst
