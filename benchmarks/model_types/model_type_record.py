@@ -26,6 +26,29 @@ NOTES = {
     "qwen4_exp": "no tiny model of it is valid; its text model is `qwen4_exp_text`",
     "xlm": "an encoder: transformers' class has no causal form",
 }
+#: The same of the arms with pictures.
+IMAGE_ARMS = ("plain", "chain", "tree", "batch", "seeded")
+_EVERY_CALL = "its forward wants the picture at every call"
+_NO_FORM = "no tiny picture was found that transformers' own class reads; not looked into further"
+IMAGE_NOTES = {
+    "blip": _EVERY_CALL,
+    "blip-2": _EVERY_CALL,
+    "evolla": "it reads proteins, not pictures",
+    "git": "its picture stands ahead of the prompt, which has no token for it",
+    "idefics": _EVERY_CALL,
+    "instructblip": _EVERY_CALL,
+    "instructblipvideo": _EVERY_CALL,
+    "kosmos-2": "its picture's places are a mask beside the prompt, for which it has no token",
+    "kosmos-2.5": "its picture's places are a mask beside the prompt, for which it has no token",
+    "mistral4": "transformers opens it as a model of text",
+    "mllama": "its layers of cross-attention want the picture's states at every call",
+    "paligemma": "what is read of the picture depends on the question: its prompt is one block",
+    "pi0": "it writes movements of a robot, not text",
+    "shieldgemma2": "it writes two probabilities, not text",
+    "vision-encoder-decoder": "it reads a picture and no prompt: see encoder-decoders above, and "
+    "[images](images.md)",
+}
+_ENCODER_DECODERS = "florence2 pix2struct pp_formulanet t5gemma2 udop".split()
 
 
 def read_record(path=RECORD):
@@ -44,6 +67,38 @@ def others():
     names = ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
     tables = (getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES", {}) for name in names)
     return sorted({kind for table in tables for kind in table} - {*causal()})
+
+
+def image_text():
+    """Types that transformers opens as models of images and text to text."""
+    return sorted(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+
+
+def right_with_images(found):
+    """Whether all is equal behind pictures, with trees or with chains alone."""
+    images = found.get("images", {})
+    return all(
+        images.get(arm) is True or (arm == "tree" and images.get(arm) == "chains only")
+        for arm in IMAGE_ARMS
+    )
+
+
+def reason_with_images(kind, found):
+    """Why a type is not right with pictures; None where it is, or where nobody has said."""
+    if right_with_images(found):
+        return None
+    if kind in IMAGE_NOTES:
+        return IMAGE_NOTES[kind]
+    if kind in _ENCODER_DECODERS:
+        return "an encoder-decoder of a family that nobody has tried"
+    images = found.get("images", {})
+    if "prompt" in images:
+        said = reason(kind, found) if not right(found) else None
+        return said if said is not None else _NO_FORM
+    said = next(said for arm in IMAGE_ARMS if (said := images.get(arm, True)) is not True)
+    if isinstance(said, str) and said.startswith("UnsupportedModel: "):
+        return said.removeprefix("UnsupportedModel: ").split("; got ")[0].split("; use ")[0]
+    return None
 
 
 def right(found):

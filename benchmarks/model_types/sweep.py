@@ -3,9 +3,10 @@
     python benchmarks/model_types/sweep.py                     # all types, ten minutes on one core
     python benchmarks/model_types/sweep.py --types llama lfm2  # these alone; the others stay
 
-Writes `types.json` beside this file and docs/supported-models.md, and ends with 1 where a line is
-not right and nobody has said why: its model is refused with a reason, or `NOTES` has one. What the
-columns mean is in `examine.py`.
+Types that transformers opens as image-text models are given prompts with pictures, too
+(`examine_images.py`). Writes `types.json` beside this file and docs/supported-models.md, and ends
+with 1 where a line is not right and nobody has said why: its model is refused with a reason, or
+`NOTES` has one. What the columns mean is in `examine.py`.
 """
 
 import argparse
@@ -18,10 +19,21 @@ import time
 import warnings
 from pathlib import Path
 
+import examine_images
 import torch
 import transformers
 from examine import examine, first_line
-from model_type_record import RECORD, causal, others, read_record, reason, right
+from model_type_record import (
+    RECORD,
+    causal,
+    image_text,
+    others,
+    read_record,
+    reason,
+    reason_with_images,
+    right,
+    right_with_images,
+)
 
 PAGE = Path(__file__).parents[2] / "tests" / "models" / "supported_models.py"
 LIMIT = 120  #: seconds of processor time that a type may take
@@ -34,7 +46,7 @@ def _late(*_):
 def swept(kinds):
     """Findings by type; each is written to the terminal when it is there."""
     signal.signal(signal.SIGPROF, _late)
-    found, every = {}, {*causal()}
+    found, every, seeing = {}, {*causal()}, {*image_text()}
     for kind in kinds:
         before = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, LIMIT)
@@ -42,10 +54,17 @@ def swept(kinds):
             found[kind] = examine(kind)
         except Exception as error:
             found[kind] = {"built": first_line(error)}
+        if kind in seeing:
+            try:
+                found[kind]["images"] = examine_images.examine(kind)
+            except Exception as error:
+                found[kind]["images"] = {"prompt": first_line(error)}
         signal.setitimer(signal.ITIMER_PROF, 0)
         found[kind]["causal"] = kind in every
         took = time.process_time() - before
         line = "right" if right(found[kind]) else reason(kind, found[kind]) or found[kind]
+        if kind in seeing:
+            line = f"{line}; with images: {reason_with_images(kind, found[kind]) or 'right'}"
         print(f"{kind:28} {took:5.1f} s  {line}", flush=True)
     return found
 
@@ -76,6 +95,8 @@ def main(arguments=None):
     ]
     count = sum(right(record["types"].get(kind, {})) for kind in causal())
     print(f"{count} of {len(causal())} causal types load and are right")
+    seen = sum(right_with_images(record["types"].get(kind, {})) for kind in image_text())
+    print(f"{seen} of {len(image_text())} image-text types are right with images")
     for kind in open_ones:
         print(f"nobody has said why: {kind} {record['types'].get(kind)}")
     return bool(open_ones)

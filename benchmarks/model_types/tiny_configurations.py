@@ -226,7 +226,59 @@ def _mrope(sections, **more):
     return {"text_config": {"rope_parameters": rope}}
 
 
+#: A vocabulary in which pictures are written: of each of 16 visual tokens, as families name them.
+_WRITTEN = {
+    "emu3": {f"<|visual token {n:06d}|>": 60 + n for n in range(16)}
+    | {"<|extra_200|>": 80, "<image>": 100},
+    "chameleon": {f"IMGIMG{chr(65 + n // 10)}{chr(65 + n % 10)}Z": 60 + n for n in range(16)}
+    | {"<image>": 100},
+}
+
 BY_HAND = {
+    "emu3": {
+        "vocabulary_map": _WRITTEN["emu3"],
+        "vq_config": {
+            "codebook_size": 16,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+            "attn_resolutions": [],
+            "hidden_size": 32,
+            "embed_dim": 4,
+            "temporal_downsample_factor": 1,
+        },
+    },
+    "chameleon": {
+        "vocabulary_map": _WRITTEN["chameleon"],
+        "vq_config": {
+            "num_embeddings": 16,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+            "resolution": 8,
+            "embed_dim": 8,
+            "latent_channels": 8,
+        },
+    },
+    "gemma4": {
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "pooling_kernel_size": 2,
+            "patch_size": 4,
+            "position_embedding_size": 64,
+        }
+    },
+    "kimi_k25": {"projection_hidden_size": 64},
+    "llava_next_video": {
+        "image_grid_pinpoints": [[32, 32], [32, 64]],
+        "vision_config": {"image_size": 32, "patch_size": 16},
+    },
     **{kind: {"is_decoder": True} for kind in _DECODERS},
     **{
         kind: {
@@ -256,7 +308,9 @@ BY_HAND = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "longcat_flash": {"head_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"] * 2}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "moonshine_streaming": {"num_key_value_heads": 4},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {

@@ -7,6 +7,7 @@ import transformers
 from transformers import AutoConfig
 
 from outrider.models.auto_classes import auto_class
+from outrider.models.seq2seq import marian_ssru as marian_ssru  # registers itself
 
 VOCAB = 97
 IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -51,6 +52,42 @@ GEMMA = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "bos_token_id": 2,
+}
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+SEAMLESS = {
+    **IDS,
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "max_position_embeddings": 128,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "speech_encoder_layers": 1,
+    "speech_encoder_attention_heads": 4,
+    "speech_encoder_intermediate_size": 48,
+    "feature_projection_input_dim": 16,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "conv_depthwise_kernel_size": 3,
+}
+PARAKEET = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "subsampling_conv_channels": 8,
+    "num_mel_bins": 16,
+    "conv_kernel_size": 3,
 }
 BERT = {
     "vocab_size": VOCAB,
@@ -116,6 +153,7 @@ FAMILIES = {
     "Blenderbot": lambda: own("blenderbot", **BART),
     "Blenderbot-small": lambda: own("blenderbot-small", **BART),
     "Marian": lambda: own("marian", **BART),
+    "Marian, SSRU": lambda: own("marian-ssru", **BART),
     "Pegasus": lambda: own("pegasus", **BART),
     "PEGASUS-X": lambda: own("pegasus_x", **BART, num_global_tokens=4, block_size=8),
     "BigBird-Pegasus": lambda: own("bigbird_pegasus", **BART, block_size=2, num_random_blocks=1),
@@ -157,6 +195,38 @@ FAMILIES = {
         decoder_num_attention_heads=4,
         max_position_embeddings=128,
     ),
+    "Moonshine (streaming)": lambda: own(
+        "moonshine_streaming",
+        **SMALL,
+        num_key_value_heads=4,
+        encoder_config={
+            "hidden_size": 24,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "sliding_windows": [[6, 2]],
+            "max_position_embeddings": 128,
+        },
+        decoder_start_token_id=1,
+    ),
+    "Canary": lambda: own(
+        "canary",
+        vocab_size=VOCAB,
+        encoder_config=PARAKEET,
+        decoder_config={**SMALL, "num_key_value_heads": 4, "head_dim": 8},
+    ),
+    "Cohere ASR": lambda: own(
+        "cohere_asr", **SMALL, encoder_config=PARAKEET, decoder_start_token_id=1
+    ),
+    "SeamlessM4T (speech)": lambda: own(
+        "seamless_m4t", **SEAMLESS, architectures=["SeamlessM4TForSpeechToText"]
+    ),
+    "SeamlessM4T (text)": lambda: own("seamless_m4t", **SEAMLESS),
+    "SeamlessM4T v2 (speech)": lambda: own(
+        "seamless_m4t_v2", **SEAMLESS, architectures=["SeamlessM4Tv2ForSpeechToText"]
+    ),
+    "SeamlessM4T v2 (text)": lambda: own("seamless_m4t_v2", **SEAMLESS),
     "BERT to BERT": lambda: composite(
         {"model_type": "bert", **BERT}, {"model_type": "bert", **BERT}
     ),

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-import multi_modal_models as tiny_images
+import media_models as tiny_images
 import pytest
 import supported_models  # noqa: F401  (puts benchmarks/model_types on the path)
 import torch

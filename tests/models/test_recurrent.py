@@ -67,7 +67,8 @@ def gap(scores, expected):
 
 
 def test_every_family_is_tried():
-    whole = {"qwen3_5", "qwen3_5_moe"}  # with an image encoder around the text model
+    # with an image encoder around the text model: tests/models/test_more_multi_modal.py
+    whole = {"lfm2_vl", "qwen3_5", "qwen3_5_moe"}
     assert set(SIZES) | whole == recurrent.FAMILIES
 
 

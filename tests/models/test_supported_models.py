@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 import supported_models
+import supported_speech
 from supported_models import sweep
+
+sys.path.append(str(Path(sweep.__file__).parent))
+import speech_types
 
 SCRIPT = Path(sweep.__file__).parent / "sweep.py"
 
@@ -24,6 +28,20 @@ def test_somebody_has_looked_at_every_type_of_transformers():
     assert not new, f"run: python benchmarks/model_types/sweep.py --types {' '.join(sorted(new))}"
 
 
+def test_somebody_has_looked_at_every_image_text_type_with_pictures():
+    record, _ = sweep.read_record()
+    new = [kind for kind in sweep.image_text() if "images" not in record.get(kind, {})]
+    assert not new, f"run: python benchmarks/model_types/sweep.py --types {' '.join(new)}"
+    silent = [
+        kind
+        for kind in sweep.image_text()
+        if not sweep.right_with_images(record[kind])
+        and sweep.reason_with_images(kind, record[kind]) is None
+    ]
+    assert silent == []
+    assert sum(sweep.right_with_images(record[kind]) for kind in sweep.image_text()) >= 40
+
+
 def test_every_line_that_is_not_right_has_its_reason():
     record, _ = sweep.read_record()
     silent = [
@@ -37,6 +55,24 @@ def test_every_line_that_is_not_right_has_its_reason():
 def test_most_types_are_right():
     record, _ = sweep.read_record()
     assert sum(sweep.right(found) for found in record.values() if found["causal"]) >= 120
+
+
+def test_every_type_of_speech_is_right_or_has_its_reason():
+    """And so it is with a recording: what was read of one is what is tested here."""
+    found = json.loads(supported_speech.RECORD.read_text("utf-8"))["types"]
+    assert {*speech_types.every()} <= found.keys(), (
+        "run: python benchmarks/model_types/speech_types.py"
+    )
+    wrong = {kind: one for kind, one in found.items() if not supported_speech.right(one)}
+    for kind, one in wrong.items():
+        assert kind in supported_speech.NOTES or one["loads"].startswith("UnsupportedModel"), kind
+    assert len(found) - len(wrong) >= 14
+
+
+@pytest.mark.parametrize("kind", ["moonshine_streaming", "fun_asr_nano", "voxtral_realtime"])
+def test_a_type_of_speech_is_found_as_the_record_says(kind):
+    found = json.loads(supported_speech.RECORD.read_text("utf-8"))["types"]
+    assert speech_types.examine(kind) == found[kind]
 
 
 def swept(record, *more):

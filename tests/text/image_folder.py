@@ -3,7 +3,7 @@
 import base64
 import io
 
-import multi_modal_models as tiny_images
+import media_models as tiny_images
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -3,7 +3,7 @@
 import io
 import wave
 
-import multi_modal_models as tiny_models
+import media_models as tiny_models
 import numpy as np
 from image_folder import words
 from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor

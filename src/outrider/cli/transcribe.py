@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Files = Annotated[list[str], typer.Argument(help="Recordings: WAV; others by soundfile.")]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="Whisper model: local folder or hub name."),
+    typer.Option("--model", "-m", help="Whisper or audio language model: folder or hub name."),
 ]
 Draft = Annotated[
     str | None,
@@ -146,7 +146,7 @@ def transcribe(
     threads: options.Threads = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Transcribe recordings with a Whisper model."""
+    """Transcribe recordings with a Whisper model or an audio language model."""
     from outrider.loading import load
     from outrider.resolve_config import seen
     from outrider.speech.settings import TranscribeSettings
@@ -378,8 +378,9 @@ def _beginning(speculator: "Speculator", name: str) -> "audio.Samples":
     """A recording's first window, for warming up."""
     from outrider.speech import audio
 
-    assert speculator.hearing is not None
-    rate = speculator.hearing.rate
+    hearing = speculator.hearing or speculator.sound_prompts
+    assert hearing is not None
+    rate = hearing.rate
     return audio.look(name, 0, None, rate).read(rate)[: WINDOW * rate]
 
 

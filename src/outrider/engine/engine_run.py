@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -104,7 +105,15 @@ class EngineRun(Iterator[StepOutput]):
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
         lag = 1 if self._device.type == "cuda" else 0
-        self._outputs = OutputProcessor(self._requests, self._size, lag, self._learn, trace)
+        learn = WeakMethod(
+            self._learn
+        )  # or a finished run and its cache would wait for a collector
+
+        def report(step: StepReport) -> None:
+            if (verb := learn()) is not None:
+                verb(step)
+
+        self._outputs = OutputProcessor(self._requests, self._size, lag, report, trace)
 
     # ------------------------------------------------------------------ requests come and go
 

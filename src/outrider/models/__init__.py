@@ -215,24 +215,25 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     from outrider.models import seq2seq
     from outrider.models.config import decoder_of, read
     from outrider.models.hf import INDEXED, TransformersRunner
-    from outrider.models.indexed import IndexedRunner
+    from outrider.models.indexed import IndexedMultiModalRunner, IndexedRunner
     from outrider.models.multi_modal import MultiModalRunner, placeholders
 
     if reads_more(model.config):
         return seq2seq.runner_of(model)
     kind = model.config.model_type
     if kind in recurrent.FAMILIES:
-        from outrider.models.recurrent.runner import RecurrentRunner
+        from outrider.models.recurrent.runner import RecurrentMultiModalRunner, RecurrentRunner
 
-        return RecurrentRunner
+        return RecurrentMultiModalRunner if placeholders(model.config) else RecurrentRunner
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
     if (registered := _registered(kind)) is not None:
         return registered
     layers: Collection[str] = read(decoder_of(model.config), "layer_types", (list, tuple)) or ()
+    sees = bool(placeholders(model.config))
     if INDEXED in layers:
-        return IndexedRunner
-    return MultiModalRunner if placeholders(model.config) else TransformersRunner
+        return IndexedMultiModalRunner if sees else IndexedRunner
+    return MultiModalRunner if sees else TransformersRunner
 
 
 __all__ = [

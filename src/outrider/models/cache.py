@@ -77,7 +77,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         else:
             # a flat index_copy_: scatter_ costs O(buffer) for half-precision tensors on a CPU
             flat = owner.flat(buffer.shape[1])
-            buffer.view(-1, buffer.shape[3]).index_copy_(0, flat, entries.flatten(0, 2))
+            lines = buffer.view(buffer.shape[:3].numel(), buffer.shape[3])  # of no width, too
+            lines.index_copy_(0, flat, entries.flatten(0, 2))
         return buffer[:rows, :, : owner.width]
 
     def buffers(self, heads: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,7 +205,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                 row.index_copy_(-2, to[0], row.index_select(-2, source[0]))
                 continue
             planes, _, heads, _, entry = stack.shape
-            flat = stack.view(-1, entry)
+            flat = stack.view(stack.shape[:-1].numel(), entry)  # of no width, too
             moved = flat.index_select(0, self._lines(source, planes, heads))
             flat.index_copy_(0, self._lines(to, planes, heads), moved)
 

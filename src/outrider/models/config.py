@@ -31,12 +31,18 @@ def decoder_of(config: PretrainedConfig) -> PretrainedConfig:
     """
     if not read(config, "is_encoder_decoder", bool):
         return config.get_text_config(decoder=True)
-    return read(config, "decoder", PretrainedConfig) or config
+    return _part(config, "decoder") or config
 
 
 def encoder_of(config: PretrainedConfig) -> PretrainedConfig:
     """The part of an encoder-decoder's configuration that says how the encoder is built."""
-    return read(config, "encoder", PretrainedConfig) or config
+    return _part(config, "encoder") or config
+
+
+def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
+    """A part of a configuration, by either of the names that families have for it."""
+    found = read(config, name, PretrainedConfig)
+    return found or read(config, f"{name}_config", PretrainedConfig)
 
 
 def hears(config: PretrainedConfig) -> bool:

@@ -14,6 +14,7 @@ import torch
 from outrider.models.config import read
 from outrider.models.hf import TransformersRunner
 from outrider.models.model_lock import alone, instead
+from outrider.models.multi_modal import MultiModalRunner
 
 
 class IndexedRunner(TransformersRunner):
@@ -30,6 +31,10 @@ class IndexedRunner(TransformersRunner):
                 if read(module, "index_topk", int):
                     swaps.enter_context(_choosing(self.model, module, size))
             yield
+
+
+class IndexedMultiModalRunner(MultiModalRunner, IndexedRunner):
+    """The same, of a model whose prompts may hold images: Mistral Large 4."""
 
 
 @contextmanager

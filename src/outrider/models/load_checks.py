@@ -241,9 +241,9 @@ def media(
     allowed = _allowed(model.dtype, tolerance)
     if not worst <= allowed:
         raise UnsupportedModel(
-            f"{model.runner.name} does not score trees behind a prompt with {', '.join(kind)} as "
-            f"its own forward does: relative difference {worst:.3g}, allowed {allowed:.3g}; use "
-            "another model, or prompts of text alone"
+            f"{model.runner.name} does not score trees behind a prompt with "
+            f"{', '.join(sorted(kind))} as its own forward does: relative difference "
+            f"{worst:.3g}, allowed {allowed:.3g}; use another model, or prompts of text alone"
         )
     reader.known.add(kind)
     return worst
@@ -292,7 +292,10 @@ def _rounds(model: TreeDecoder) -> float:
     steps, lengths = torch.arange(_LONG, device=device), [_LONG, 6]
     text = ordinary(torch.stack([steps * 7, steps * 5 + 4]), model.vocab_size)
     first = torch.tensor(lengths, device=device)
-    cache = model.open(2, 2 * CAPACITY)
+    inputs = model.probe(2)
+    if inputs is not None:
+        inputs = model.encode(_raw(model, inputs))
+    cache = model.open(2, 2 * CAPACITY, inputs)
     at = steps.expand(2, -1)
     model.forward(cache, causal(text, at, 2 * CAPACITY, first), last=1)
     texts = [text[row, :length] for row, length in enumerate(lengths)]
@@ -305,7 +308,7 @@ def _rounds(model: TreeDecoder) -> float:
         path = drafted.ancestors_BNN[0, -1].nonzero()[:, 0]
         for row, known in enumerate(texts):
             whole = torch.cat([known, guesses[row, path]])[None]
-            logits = model.runner.plain(whole)
+            logits = model.runner.plain(whole, None if inputs is None else inputs.take([row]))
             assert logits is not None
             expected = logits[0, len(known) :, : model.vocab_size]
             worst = max(worst, _gap(scores[row, path], expected))

@@ -18,9 +18,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.models.cache import SlotCache
+from outrider.models.config import read
 from outrider.models.foreign_errors import first_line
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating
+from outrider.models.tree_inputs import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output
 from outrider.types.multi_modal import PER_TOKEN
@@ -29,6 +31,8 @@ from outrider.types.multi_modal import PER_TOKEN
 _PLACEHOLDER = re.compile(
     r"(image|video|audio|speech|vision|media)(_\w+)?_(token|patch)_(id|index)|im_patch_id"
 )
+#: Parts of a configuration in which they may be named.
+_PARTS = ("vision_config", "audio_config")
 
 
 def placeholders(config: PretrainedConfig) -> frozenset[int]:
@@ -38,8 +42,24 @@ def placeholders(config: PretrainedConfig) -> frozenset[int]:
     >>> sorted(placeholders(LlavaConfig())), placeholders(LlamaConfig())
     ([32000], frozenset())
     """
-    named = ((name, value) for name, value in vars(config).items() if _PLACEHOLDER.fullmatch(name))
-    return frozenset(value for _, value in named if type(value) is int and value >= 0)
+    parts = [config, *(read(config, name, PretrainedConfig) for name in _PARTS)]
+    fields = (field for part in parts if part is not None for field in vars(part).items())
+    named = [value for name, value in fields if _PLACEHOLDER.fullmatch(name)]
+    words = read(config, "vocabulary_map", dict) or {}  # of models that write pictures as tokens
+    named.append(words.get("<image>"))
+    return frozenset(value for value in named if type(value) is int and value >= 0)
+
+
+def hears_in_prompts(config: PretrainedConfig) -> bool:
+    """Whether a prompt of such a model may hold sound.
+
+    >>> from transformers import LlavaConfig, VoxtralConfig
+    >>> hears_in_prompts(VoxtralConfig()), hears_in_prompts(LlavaConfig())
+    (True, False)
+    """
+    parts = (config, read(config, "audio_config", PretrainedConfig))
+    names = (name for part in parts if part is not None for name in vars(part))
+    return any(re.match("(audio|speech)_.*(id|index)$", name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -116,6 +136,9 @@ class MultiModalRunner(TransformersRunner):
         slots = torch.arange(count, device=self.device)[None]
         given = self._given(inputs.beginning(count))
         cache.begin(slots, count, 0)
+        if cache.recurrent is not None:  # all of it is text that nothing takes back
+            settled_B = torch.tensor([count], device=self.device)
+            cache.recurrent.begin(causal(tokens, slots, count, settled_B))
         few = {} if taps or "logits_to_keep" not in self._takes else {"logits_to_keep": 1}
         with self._counting() as delta:
             try:

@@ -6,7 +6,9 @@ False unless the caller of `outrider.load` or of a command said True (docs/secur
 tests/models/test_remote_code.py finds loads that go another way.
 """
 
+import importlib
 import logging
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from transformers import (
 from outrider import arguments
 from outrider.errors import ConfigurationError, RemoteCodeRefused
 from outrider.models.config import read
+from outrider.models.seq2seq import OWN
 
 _log = logging.getLogger("outrider.security")
 
@@ -59,6 +62,8 @@ def read_config(where: str, trust: bool, **how: Any) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(where, trust_remote_code=trust, **how)
     except ValueError as error:
+        if _registers(where, how):
+            return read_config(where, trust, **how)
         raise _explained(error, where) from error
     parts = [config, *(read(config, name, PretrainedConfig) for name in config.sub_configs)]
     for name in () if trust else _KERNELS:
@@ -67,6 +72,16 @@ def read_config(where: str, trust: bool, **how: Any) -> PretrainedConfig:
             if kernel is not None and "/" in kernel:
                 raise _refused(where, f"{name.lstrip('_')}={kernel!r} is a kernel of the hub")
     return config
+
+
+def _registers(where: str, how: dict[str, Any]) -> bool:
+    """Whether this is a model of ours that transformers did not know, and does now."""
+    known, _ = PretrainedConfig.get_config_dict(where, **how)
+    file = OWN.get(known.get("model_type", ""))
+    new = file is not None and file not in sys.modules
+    if file is not None:
+        importlib.import_module(file)
+    return new
 
 
 def read_model(kind: Any, where: str, trust: bool, **how: Any) -> Any:

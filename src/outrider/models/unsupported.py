@@ -18,6 +18,11 @@ _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or
 _EXPERTS = "how many tokens an expert takes depends on the whole call, so on a node's siblings"
 _STREAMS = "its decoder reads n-gram streams of one text, which have no place for a tree's mask"
 
+_STREAMED = "each of its tokens is read together with the sound of its moment"
+_SOUNDS = "it writes sound or notes, not text"
+
+_TRANSDUCER = "it is a transducer, which walks through the frames of a recording, not along a text"
+
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
     **dict.fromkeys(("plamo2", "xlstm"), _RECURRENT),
@@ -27,6 +32,12 @@ REASONS: dict[str, str] = {
     "paligemma": "its prompts are one block, whose tokens see what stands behind them",
     **dict.fromkeys(("nllb-moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _STREAMS),
+    **dict.fromkeys(("kyutai_speech_to_text", "voxtral_realtime"), _STREAMED),
+    **dict.fromkeys(("dia", "pop2piano", "vibevoice"), _SOUNDS),
+    **dict.fromkeys(("parakeet_rnnt", "parakeet_tdt"), _TRANSDUCER),
+    **dict.fromkeys(("nemotron3_5_asr", "nemotron_asr_streaming"), _TRANSDUCER),
+    "parakeet_ctc": "it writes a letter for each frame at once (CTC), so nothing is left to draft",
+    "speecht5": "its decoder counts positions by the tokens of the call, in a network of its own",
     "fsmt": "its forward cuts the text to the last token by itself",
 }
 

@@ -210,6 +210,10 @@ def _texts(
         text = (files("outrider.server") / "page.html").read_text("utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
+    if known.media is not None and known.media.hears:
+        ear = SpeechModelInfo(service.names[0], None, known.media.rate)
+        _transcriptions(app, ear, loop, service, counts)
+        return
     what = "reads and writes text; transcriptions need a Whisper: --model openai/whisper-base"
     _unserved(app, service, what, TRANSCRIPTIONS)
 
@@ -278,7 +282,20 @@ def _speech(
     service: ServerConfig,
     counts: ServerMetrics,
 ) -> None:
-    """Transcriptions."""
+    """Transcriptions, and nothing else."""
+    _transcriptions(app, known, loop, service, counts)
+    what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
+    _unserved(app, service, what, COMPLETIONS, CHATS, RESPONSES)
+
+
+def _transcriptions(
+    app: FastAPI,
+    known: SpeechModelInfo,
+    loop: EngineProtocol,
+    service: ServerConfig,
+    counts: ServerMetrics,
+) -> None:
+    """Recordings as text."""
     ear = TranscriptionHandler(known, service.names, loop, counts, service.timeout)
 
     @app.post(TRANSCRIPTIONS, responses=_also(EVENTS, "text/plain"))
@@ -287,9 +304,6 @@ def _speech(
         form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
     ) -> Response:
         return await ear.answer(http, form)
-
-    what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
-    _unserved(app, service, what, COMPLETIONS, CHATS, RESPONSES)
 
 
 def _also(*kinds: str) -> dict[int | str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from outrider.engine.request import Request, check, wear
 from outrider.models.prefill import inference
 from outrider.models.tree_inputs import causal
 from outrider.speech.audio import Samples
+from outrider.speech.prompted_transcriber import PromptedTranscription
 from outrider.speech.result import Segment, Transcript
 from outrider.speech.settings import TranscribeSettings
 from outrider.speech.transcriber import Transcription
@@ -19,6 +20,7 @@ from outrider.types import LanguageModel
 # Recordings being transcribed as a run of the engine's loop: one turn each in every step.
 
 SPEECH = "speech"
+AnyTranscription = Transcription | PromptedTranscription
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +41,14 @@ class TranscriptionOutput(NamedTuple):
 
 
 class TranscriptionRunner:
-    """Requests of one Whisper model. A `BatchRunner`.
+    """Requests of one model that hears. A `BatchRunner`.
 
-    `begin` is `transcription` with the model's engine.
+    `begin` is `transcription` with the model's engine, or `prompted`.
     """
 
-    def __init__(self, begin: Callable[[TranscriptionRequest], Transcription]) -> None:
+    def __init__(self, begin: Callable[[TranscriptionRequest], AnyTranscription]) -> None:
         self._begin = begin
-        self._going: dict[int, Transcription] = {}
+        self._going: dict[int, AnyTranscription] = {}
         self._count = 0
         self.errors: dict[int, Exception] = {}
 
@@ -65,7 +67,7 @@ class TranscriptionRunner:
         """A turn of each; what it brought, and who is over."""
         return [self._turn(number, one) for number, one in list(self._going.items())]
 
-    def _turn(self, number: int, one: Transcription) -> TranscriptionOutput:
+    def _turn(self, number: int, one: AnyTranscription) -> TranscriptionOutput:
         try:
             segments = one.step()
         except Exception as error:  # this recording's own

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import outrider
@@ -13,6 +14,7 @@ from outrider.models.prefix_cache import PrefixCache
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.server.batch_runners import (
     SCORES,
+    SPEECH,
     PromptScores,
     TranscriptionRequest,
     TranscriptionRunner,
@@ -20,6 +22,7 @@ from outrider.server.batch_runners import (
 from outrider.server.engine_loop import EngineLoop
 from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
 from outrider.server.speculation_methods import MethodRouter
+from outrider.speech.prompted_transcriber import PromptedTranscription, prompted
 from outrider.speech.speech_model import WhisperModel
 from outrider.speech.transcriber import Transcription, transcription
 from outrider.text.speculator import Speculator
@@ -77,9 +80,11 @@ def build_engine(
     adapters: tuple[str, ...] = getattr(engine.target, "adapters", ())
     lanes, prefixes = MethodRouter(engine), PrefixCache(room.prefix_cache_bytes)
 
-    def run(lane: str) -> EngineRun | PromptScores:
+    def run(lane: str) -> EngineRun | PromptScores | TranscriptionRunner:
         if lane == SCORES:
             return PromptScores(engine.target)
+        if lane == SPEECH:
+            return TranscriptionRunner(partial(_prompted, speculator))
         return EngineRun(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
 
     known = TextModelInfo(
@@ -96,6 +101,14 @@ def build_engine(
     return known, EngineLoop(
         run, room.max_num_seqs, room.max_queued_requests, most_still=most_still
     )
+
+
+def _prompted(speculator: Speculator, spoken: TranscriptionRequest) -> PromptedTranscription:
+    """A recording heard by an audio language model, beside its chats."""
+    prompts = speculator.sound_prompts
+    assert prompts is not None, "the route is there for models that hear"
+    given = {"array": spoken.samples, "sampling_rate": prompts.rate}
+    return prompted(speculator.engine, prompts, given, spoken.settings)
 
 
 def _hears(

@@ -40,10 +40,13 @@ class TextModelInfo:
 
 @dataclass(frozen=True)
 class SpeechModelInfo:
-    """A model that turns speech into text; `rate` is its samples per second."""
+    """A model that turns speech into text; `rate` is its samples per second.
+
+    An audio language model has no `vocabulary`: it is asked for a language in words.
+    """
 
     name: str
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | None
     rate: int
 
 

@@ -1,4 +1,5 @@
-"""`/v1/audio/transcriptions`: OpenAI's form, and its answers, for a Whisper model."""
+"""`/v1/audio/transcriptions`: OpenAI's form, and its answers, for Whisper models and audio
+language models."""
 
 import asyncio
 import json
@@ -124,7 +125,8 @@ class TranscriptionHandler:
         if form.model not in self.names:
             raise unknown_model(form.model, self.names)
         try:
-            self.known.vocabulary.language(form.language, self.known.name)
+            if self.known.vocabulary is not None:
+                self.known.vocabulary.language(form.language, self.known.name)
         except OutriderError as error:
             raise APIError(str(error), "language") from error
         return TranscribeSettings(

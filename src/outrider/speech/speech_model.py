@@ -16,6 +16,7 @@ from outrider.errors import ConfigurationError
 from outrider.models import pretrained
 from outrider.models.config import hears
 from outrider.models.foreign_errors import usable_file
+from outrider.models.multi_modal import hears_in_prompts
 from outrider.models.prefill import inference
 from outrider.models.sources import ModelSource
 from outrider.models.tree_inputs import causal
@@ -31,6 +32,8 @@ def check(target: ModelSource, language: str | None, task: str) -> None:
     Raises ConfigurationError and its kin, as a transcription itself does.
     """
     name = str(target)
+    if hears_in_prompts(target.config):
+        return  # asked in words, and refused in words
     if not hears(target.config):
         raise not_a_speech_model(name)
     vocabulary = Vocabulary.of(target.settings(), name)

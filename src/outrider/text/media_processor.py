@@ -133,7 +133,7 @@ class MediaProcessor:
                 "read; ask about fewer at once"
             )
         more = {"add_generation_prompt": True, **(template or {})}
-        return self._made(
+        return self.made(
             lambda: self.processor.apply_chat_template(
                 turns, tokenize=True, return_dict=True, return_tensors="pt", **more
             ),
@@ -166,7 +166,7 @@ class MediaProcessor:
             asked["images"] = [open_image(one) for one in _several(data["image"])]
         if "audio" in data:
             asked["audio"] = [self._heard(one, number) for one in _several(data["audio"])]
-        return self._made(lambda: self.processor(**asked), f"prompt {number}")
+        return self.made(lambda: self.processor(**asked), f"prompt {number}")
 
     def ready(
         self, given: Mapping[str, Any], number: int = 0
@@ -200,7 +200,7 @@ class MediaProcessor:
             return list(rows[0]), None
         return list(rows[0]), MultiModalInputs(beside, self.placeholders)
 
-    def _made(self, call: Any, what: str) -> tuple[list[int], MultiModalInputs]:
+    def made(self, call: Any, what: str) -> tuple[list[int], MultiModalInputs]:
         """What the processor makes of a prompt with images or sound."""
         self.processor  # noqa: B018  (its absence has an error of its own)
         try:
@@ -234,31 +234,57 @@ class MediaProcessor:
             f"{kind!r} in prompt {number}; leave it out"
         )
 
+    @property
+    def _extractor(self) -> Any:
+        """What makes features of sound; None where nothing does."""
+        names = ("feature_extractor", "audio_processor")
+        found = (getattr(self.processor, name, None) for name in names)
+        return next((one for one in found if one is not None), None)
+
+    @property
+    def hears(self) -> bool:
+        """Whether prompts may hold sound; False where there is no processor."""
+        if self.pixels_alone:
+            return False
+        try:
+            return self._extractor is not None
+        except ConfigurationError:
+            return False
+
+    @property
+    def rate(self) -> int:
+        """Samples per second that the model hears."""
+        return int(getattr(self._extractor, "sampling_rate", None) or _RATE)
+
+    @property
+    def most_seconds(self) -> float:
+        """Of a recording in a prompt."""
+        if type(self.processor).__name__ in _CUT_OFF:
+            return float(self.processor.feature_extractor.n_samples / self.rate)
+        return MOST_SECONDS
+
     def _heard(self, given: Any, number: int) -> Any:
         """A recording's samples at the rate that the model hears."""
-        extractor = getattr(self.processor, "feature_extractor", None)
-        rate = int(getattr(extractor, "sampling_rate", None) or _RATE)
+        rate = self.rate
         if isinstance(given, (bytes, bytearray)):
             with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
                 path = Path(folder) / "recording"
                 path.write_bytes(given)
                 try:
-                    return self._whole(audio.look(path, number, None, rate), rate)
+                    return self._whole(audio.look(path, number, None, rate))
                 except AudioError as error:  # of a file that nobody has named
                     raise AudioError(str(error).replace(str(path), "the recording")) from error
-        return self._whole(audio.look(given, number, None, rate), rate)
+        return self._whole(audio.look(given, number, None, rate))
 
-    def _whole(self, recording: audio.Recording, rate: int) -> Any:
+    def _whole(self, recording: audio.Recording) -> Any:
         """All of its samples. Raises AudioError for more than is heard."""
-        most = MOST_SECONDS
-        if type(self.processor).__name__ in _CUT_OFF:
-            most = self.processor.feature_extractor.n_samples / rate
-        if recording.seconds > most:
+        if recording.seconds > self.most_seconds:
             raise AudioError(
-                f"{recording.name} has {recording.seconds:.1f} s of sound; at most {most:g} s of a "
-                "recording are heard in a prompt; cut it, and give the pieces one by one"
+                f"{recording.name} has {recording.seconds:.1f} s of sound; at most "
+                f"{self.most_seconds:g} s of a recording are heard in a prompt; cut it, and give "
+                "the pieces one by one"
             )
-        return recording.read(rate)
+        return recording.read(self.rate)
 
 
 def audio_bytes(data: object, most: int = MOST_BYTES) -> bytes:

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from outrider.engine.beam_search import Beams
     from outrider.engine.beam_search.step import Close
     from outrider.speech.audio import Audio
+    from outrider.speech.prompted_transcriber import PromptedTranscription
     from outrider.speech.result import Transcript
     from outrider.speech.settings import TranscribeOptions as SpeechOptions
     from outrider.speech.speech_model import WhisperModel
     from outrider.speech.transcriber import Transcription
     from outrider.text.media_processor import MediaProcessor
+    from outrider.text.sound_prompts import TranscriptionPrompts
 
 # Answers by beam search: the finished beams as texts.
 
@@ -318,7 +320,10 @@ class Speculator:
     def transcribe(
         self, audio: Any, **options: "Unpack[SpeechOptions]"
     ) -> "Transcript | list[Transcript]":
-        """Speech to text, by a Whisper model: one recording, or several as one ragged batch.
+        """Speech to text: one recording, or several as one ragged batch.
+
+        A Whisper model has all of the options; an audio language model is asked for the words of
+        windows that are cut at pauses (docs/transcribing.md).
 
         A recording is a path (WAV; other formats by soundfile), samples in [-1, 1], or a mapping of
         `array` and `sampling_rate`. Options: those of
@@ -337,7 +342,9 @@ class Speculator:
         done = [transcript for transcript in running.transcripts if transcript is not None]
         return done if running.several else done[0]
 
-    def transcribe_stream(self, audio: Any, **options: "Unpack[SpeechOptions]") -> "Transcription":
+    def transcribe_stream(
+        self, audio: Any, **options: "Unpack[SpeechOptions]"
+    ) -> "Transcription | PromptedTranscription":
         """The segments of `transcribe` as they are heard; `transcripts` has what is done.
 
         >>> for segment in speculator.transcribe_stream("talk.wav"):  # doctest: +SKIP
@@ -347,15 +354,32 @@ class Speculator:
         from outrider.speech.speech_model import not_a_speech_model
         from outrider.speech.transcriber import transcription
 
-        if self.hearing is None:
-            raise not_a_speech_model("this model" if self.notes is None else self.notes.target)
+        name = "this model" if self.notes is None else str(self.notes.target)
+        prompts = self.sound_prompts
+        if self.hearing is None and prompts is None:
+            raise not_a_speech_model(name)
         if self.tokenizer is None:
             raise ConfigurationError("transcripts need a tokenizer; pass tokenizer=... to load")
         settings = TranscribeSettings(**options)
+        if self.hearing is None:
+            from outrider.speech.prompted_transcriber import prompted
+
+            assert prompts is not None
+            return prompted(self.engine, prompts, audio, settings)
         engine = self.engine
         if settings.reference is not None and engine.drafter.name != ReferenceLookup.name:
             engine = self.using(ReferenceLookup()).engine
         return transcription(engine, self.hearing, audio, settings)
+
+    @property
+    def sound_prompts(self) -> "TranscriptionPrompts | None":
+        """How an audio language model is asked for what is said; None for other models."""
+        if self.hearing is not None or self.media is None or not self.media.hears:
+            return None
+        from outrider.text.sound_prompts import TranscriptionPrompts
+
+        name = "this model" if self.notes is None else str(self.notes.target)
+        return TranscriptionPrompts(name, self.media, self.tokenizer, self.eos_ids, self.defaults)
 
     def _ruled(
         self,

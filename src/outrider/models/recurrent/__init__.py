@@ -43,6 +43,7 @@ FAMILIES = frozenset(
         "kimi_linear",
         "lfm2",
         "lfm2_moe",
+        "lfm2_vl",
         "lfm3",
         "mamba",
         "mamba2",

@@ -1,6 +1,6 @@
 """Runs models some of whose layers keep a state: their own forward, with handles for states."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -9,9 +9,10 @@ from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.hf import FULL, Mask, TransformersRunner
+from outrider.models.multi_modal import MultiModalRunner
 from outrider.models.recurrent import LAYERS
 from outrider.models.recurrent.hooks import ask, install
-from outrider.types import Nodes, Output
+from outrider.types import MultiModalInputs, Nodes, Output
 
 #: Other names for full attention, of layers that may keep a state besides.
 _FULL = frozenset({FULL, "attention", "hybrid"})
@@ -63,6 +64,26 @@ class RecurrentRunner(TransformersRunner):
         if self._kinds is None:
             return super()._cuts()
         return bool(set(self._kinds) - LAYERS - _FULL - _NEITHER)
+
+
+class RecurrentMultiModalRunner(MultiModalRunner, RecurrentRunner):
+    """A model whose layers keep states and whose prompts may hold images: Qwen3.5, LFM2-VL.
+
+    The call that reads the images settles their tokens, as any call that reads text does.
+    """
+
+    def read_media(
+        self,
+        cache: SlotCache,
+        prompt: Sequence[int],
+        inputs: MultiModalInputs,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[int, tuple[Tensor, ...]]:
+        """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
+        try:
+            return super().read_media(cache, prompt, inputs, taps)
+        finally:
+            ask(None)
 
 
 def _rescale(model: PreTrainedModel) -> None:

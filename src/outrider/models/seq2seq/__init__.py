@@ -19,18 +19,24 @@ SUPPORTED = frozenset(
         "bigbird_pegasus",
         "blenderbot",
         "blenderbot-small",
+        "canary",
+        "cohere_asr",
         "encoder-decoder",
         "led",
         "longt5",
         "m2m_100",
         "marian",
+        "marian-ssru",
         "mbart",
         "moonshine",
+        "moonshine_streaming",
         "mt5",
         "mvp",
         "pegasus",
         "pegasus_x",
         "plbart",
+        "seamless_m4t",
+        "seamless_m4t_v2",
         "speech_to_text",
         "t5",
         "t5gemma",
@@ -39,6 +45,9 @@ SUPPORTED = frozenset(
         "whisper",
     }
 )
+
+#: Files with models that transformers has not: importing one registers its classes there.
+OWN: Mapping[str, str] = {"marian-ssru": "outrider.models.seq2seq.marian_ssru"}
 
 #: Decoders that a composite of two models may have.
 DECODERS = frozenset(
@@ -50,8 +59,14 @@ _COMPOSITES = frozenset({"encoder-decoder", "vision-encoder-decoder"})
 EXCEPTIONS: Mapping[str, "type[Seq2SeqRunner]"] = lazy.Registry(
     {
         "bigbird_pegasus": "outrider.models.seq2seq.families:BigBirdPegasusRunner",
-        "moonshine": "outrider.models.seq2seq.families:MoonshineRunner",
+        "canary_decoder": "outrider.models.seq2seq.families:MaskedStatesRunner",
+        "cohere_asr": "outrider.models.seq2seq.families:MaskedStatesRunner",
+        "moonshine": "outrider.models.seq2seq.families:MaskedStatesRunner",
+        "moonshine_streaming": "outrider.models.seq2seq.families:MoonshineStreamingRunner",
+        "marian-ssru": "outrider.models.seq2seq.marian_ssru:MarianSsruRunner",
         "roberta": "outrider.models.seq2seq.families:RobertaRunner",
+        "seamless_m4t": "outrider.models.seq2seq.families:SeamlessRunner",
+        "seamless_m4t_v2": "outrider.models.seq2seq.families:SeamlessRunner",
         "speech_to_text": "outrider.models.seq2seq.families:SpeechToTextRunner",
         "xlm-roberta": "outrider.models.seq2seq.families:RobertaRunner",
     }
@@ -76,6 +91,7 @@ def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
 __all__ = [
     "DECODERS",
     "EXCEPTIONS",
+    "OWN",
     "SUPPORTED",
     "Seq2SeqRunner",
     "StatesRunner",

@@ -125,9 +125,12 @@ class RecordingInput:
     through, and a text would depend on its neighbours in the batch.
     """
 
-    def __init__(self, name: str, least: int, channels: int | None) -> None:
-        """`least` is the shortest that makes a state; samples have no `channels`."""
-        self.name, self.least, self.channels = name, least, channels
+    def __init__(self, name: str, least: int, channels: int | None, step: int = 1) -> None:
+        """`least` is the shortest that makes a state; samples have no `channels`.
+
+        Of samples that are read in frames of `step` an incomplete last one is left out.
+        """
+        self.name, self.least, self.channels, self.step = name, least, channels, step
 
     def examine(self, inputs: Inputs) -> None:
         """Long enough, of the right number of channels."""
@@ -148,7 +151,8 @@ class RecordingInput:
     def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         """What is there, which is all of one length."""
         assert inputs.features is not None
-        return {self.name: inputs.features[:, : int(inputs.mask_BS[0].sum())].to(dtype)}
+        count = int(inputs.mask_BS[0].sum()) // self.step * self.step
+        return {self.name: inputs.features[:, :count].to(dtype)}
 
     def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
         """Noise."""
@@ -193,12 +197,23 @@ def modality_of(model: PreTrainedModel) -> InputModality:
     config, name = encoder_of(model.config), model.main_input_name
     if name == "pixel_values":
         return PixelInput(config)
-    if name == "input_values":  # Moonshine's convolutions, 127 every 64, 7 every 3 and 3 every 2
+    if name == "input_values":
+        frame = read(config, "frame_ms", float)
+        if frame:  # Moonshine's streaming form: frames, and two convolutions, 5 every 2
+            samples = round(frame * config.sample_rate / 1000)
+            return RecordingInput(name, 4 * samples, None, samples)
+        # Moonshine's convolutions, 127 every 64, 7 every 3 and 3 every 2
         return RecordingInput(name, 64 * (3 * (3 - 1) + 7 - 1) + 127, None)
     if name == "input_ids":
         return TextInput(config)
-    if read(config, "num_mel_bins", int):
+    mels = read(config, "num_mel_bins", int)
+    if mels and read(config, "max_source_positions", int):
         return WindowInput(config)
+    wide = read(config, "feature_projection_input_dim", int)
+    if wide:  # SeamlessM4T's
+        return RecordingInput(name, int(config.adaptor_kernel_size), wide)
+    if mels:  # Parakeet's encoder
+        return RecordingInput(name, int(config.subsampling_factor), mels)
     return RecordingInput(name, 1, config.input_feat_per_channel * config.input_channels)
 
 

@@ -382,6 +382,13 @@ def _named(name, random, size):
     return {"input_features": made["input_features"], name: made["input_features_mask"]}
 
 
+_CODEC = {
+    "model_type": "vibevoice_acoustic_tokenizer_encoder",
+    "num_filters": 8,
+    "downsampling_ratios": [2, 2],
+    "depths": [1, 1, 1],
+    "kernel_size": 3,
+}
 AUDIO = {
     "qwen2_audio": ImageType(
         lambda: _hears("qwen2_audio", _SOUND, _text("qwen2"), audio_token_index=IMAGE),
@@ -422,6 +429,59 @@ AUDIO = {
         ),
         lambda random, size: {"input_features": _pixels(random, 1, 16 + 8 * size, 8)},
     ),
+    "granite_speech_plus": ImageType(
+        lambda: CONFIG_MAPPING["granite_speech_plus"](
+            text_config=_text("granite"),
+            encoder_config={
+                "input_dim": 8,
+                "num_layers": 2,
+                "hidden_dim": 32,
+                "num_heads": 4,
+                "dim_head": 8,
+                "output_dim": 8,
+                "context_size": 8,
+                "max_pos_emb": 16,
+                "conv_kernel_size": 3,
+                "dropout": 0.0,
+            },
+            projector_config=_VISION
+            | {"model_type": "blip_2_qformer", "encoder_hidden_size": 32, "vocab_size": 8},
+            audio_token_index=IMAGE,
+            has_lora_adapter=False,
+            downsample_rate=2,
+            window_size=4,
+        ),
+        lambda random, size: {"input_features": _pixels(random, 1, 16 + 8 * size, 8)},
+    ),
+    "fun_asr_nano": ImageType(
+        lambda: _hears(
+            "fun_asr_nano",
+            {
+                "num_mel_bins": 8,
+                "num_stacked_frames": 2,
+                "hidden_size": 32,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_timestamp_prediction_layers": 1,
+                "fsmn_kernel_size": 3,
+                "max_position_embeddings": 64,
+            },
+            _text("qwen3"),
+            adaptor_config={
+                "hidden_size": 32,
+                "num_attention_heads": 4,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "projector_hidden_size": 48,
+            },
+            audio_token_id=IMAGE,
+        ),
+        lambda random, size: {
+            "input_features": _pixels(random, 1, 16 + 8 * size, 16),
+            "input_features_mask": torch.ones(1, 16 + 8 * size, dtype=torch.int64),
+        },
+    ),
     "glmasr": ImageType(
         lambda: _hears(
             "glmasr",
@@ -436,6 +496,40 @@ AUDIO = {
         lambda: _hears("audioflamingo3", _HEARS, _text("qwen2"), audio_token_id=IMAGE),
         _mels,
     ),
+    "phi4_multimodal": ImageType(
+        lambda: CONFIG_MAPPING["phi4_multimodal"](
+            **_TEXT,
+            original_max_position_embeddings=256,
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "image_size": 28,
+                "crop_size": 28,
+                "patch_size": 14,
+                "image_token_id": VIDEO,
+                "feature_layer": -1,
+            },
+            audio_config={
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_blocks": 2,
+                "num_attention_heads": 4,
+                "ext_pw_out_channel": 32,
+                "depthwise_separable_out_channel": 32,
+                "input_size": 8,
+                "nemo_conv_channels": 8,
+                "audio_token_id": IMAGE,
+                "feature_layer": -1,
+            },
+        ),
+        lambda random, size: {
+            "audio_input_features": _pixels(random, 1, 32 + 16 * size, 8),
+            "audio_embed_sizes": torch.tensor([4 + 2 * size]),
+        },
+        count=lambda size: 4 + 2 * size,
+    ),
     "qwen3_asr": ImageType(
         lambda: _hears(
             "qwen3_asr",
@@ -449,12 +543,31 @@ AUDIO = {
     ),
 }
 EVERY = {**TYPES, **AUDIO}
+#: Types whose encoders draw noise at every call: such prompts are refused.
+NOISY = {
+    "vibevoice_asr": ImageType(
+        lambda: CONFIG_MAPPING["vibevoice_asr"](
+            text_config=_text("qwen2"),
+            acoustic_tokenizer_encoder_config=_CODEC | {"hidden_size": 16},
+            semantic_tokenizer_encoder_config=_CODEC | {"hidden_size": 24},
+            audio_token_id=IMAGE,
+            audio_bos_token_id=FIRST,
+            audio_eos_token_id=LAST,
+            acoustic_tokenizer_chunk_size=64,
+        ),
+        lambda random, size: {
+            "input_values": _pixels(random, 1, 1, 32 + 16 * size),
+            "padding_mask": torch.ones(1, 32 + 16 * size, dtype=torch.bool),
+        },
+        count=lambda size: 8 + 4 * size,
+    ),
+}
 
 
 def made(kind, seed=0):
     """A tiny random model of this type."""
     torch.manual_seed(seed)
-    config = EVERY[kind].config()
+    config = {**EVERY, **NOISY}[kind].config()
     model = auto_class(config).from_config(config)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -463,19 +576,21 @@ def made(kind, seed=0):
                 weight.copy_(torch.randn(weight.shape, generator=random) * 0.3)
             elif not bool(weight.isfinite().all()) or "norm" not in name:
                 weight.fill_(0.01)
+        if kind == "phi4_multimodal":  # where it writes a placeholder transformers' own fails
+            model.get_output_embeddings().weight[IMAGE] = 0
     return model.float().eval()
 
 
 @torch.inference_mode()
 def prompt(kind, model, seed, ahead=3, behind=5, size=0):
     """Token ids [L] of a prompt with a picture in it, and what stands beside them."""
-    random = torch.Generator().manual_seed(seed)
-    kwargs = EVERY[kind].picture(random, size)
-    told = EVERY[kind].count
+    random, made_of = torch.Generator().manual_seed(seed), {**EVERY, **NOISY}[kind]
+    kwargs = made_of.picture(random, size)
+    told = made_of.count
     count = features(model, kwargs) if told is None else told(size)
     words = torch.randint(6, 90, (ahead + behind,), generator=random).tolist()
     ids = [*words[:ahead], FIRST, *[IMAGE] * count, LAST, *words[ahead:]]
-    typed = EVERY[kind].typed
+    typed = made_of.typed
     if typed is not None:
         kwargs[typed] = torch.tensor([[int(token == IMAGE) for token in ids]])
     return ids, kwargs
