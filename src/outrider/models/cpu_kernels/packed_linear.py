@@ -353,16 +353,22 @@ def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
         heads, data = lay(slice(first, last))
         beside = GROUP if first < whole else len(heads)
         _, chunks, blocks, size = data.shape
-        data = data.view(-1, beside, chunks, blocks, size)
-        tops = heads.view(len(data), beside, chunks, heads.shape[-1]).transpose(1, 2)
+        groups = len(data) // beside
+        data = data.view(groups, beside, chunks, blocks, size)
+        tops = heads.view(groups, beside, chunks, heads.shape[-1])
         if heads.shape[-1] > _LINE:
-            tops = torch.cat((tops, data[:, :, :, 0].transpose(1, 2)), -1)
-            data = data[:, :, :, 1:]
-        laid = torch.cat((tops.flatten(2), data.permute(0, 2, 3, 1, 4).flatten(2)), -1)
+            tops, data = torch.cat((tops, data[:, :, :, 0]), -1), data[:, :, :, 1:]
+        top, rest = beside * tops.shape[-1], beside * data.shape[3] * size
         if not panels.numel():
-            panels = empty(tiles * (laid.numel() // len(heads)))
-        panels[at : at + laid.numel()] = laid.flatten()
-        at += laid.numel()
+            panels = empty(tiles * chunks * ((top + rest) // beside))
+        count = groups * chunks * (top + rest)
+        laid = panels[at : at + count].view(groups, chunks, top + rest)
+        if top:
+            laid[:, :, :top].view(groups, chunks, beside, -1).copy_(tops.transpose(1, 2))
+        if rest:
+            numbers = laid[:, :, top:].view(groups, chunks, -1, beside, size)
+            numbers.copy_(data.permute(0, 2, 3, 1, 4))
+        at += count
     return panels
 
 
