@@ -49,10 +49,11 @@ WORDS = [7, 9, 11, 13]  #: a prompt of text alone
 
 
 def every():
-    """The types that transformers opens as speech to text, and others that hear in prompts."""
-    return sorted(
-        {*modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, *sounds.AUDIO, *sounds.NOISY}
-    )
+    """Types opened as speech to text or as transducers, and others that hear in prompts."""
+    names = ("SPEECH_SEQ_2_SEQ", "RNNT", "TDT")
+    tables = (getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES", {}) for name in names)
+    opened = {kind for table in tables for kind in table}
+    return sorted({*opened, *sounds.AUDIO, *sounds.NOISY, "parakeet_ctc"})
 
 
 @torch.inference_mode()

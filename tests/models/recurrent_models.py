@@ -21,7 +21,7 @@ _DELTA = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
 _MIXED = ["mamba", "mamba", "attention", "mamba"]
@@ -29,7 +29,7 @@ _SSD = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
     "mamba_n_groups": 2,
-    "mamba_d_state": 24,
+    "mamba_d_state": 32,
     "mamba_chunk_size": 16,
     "mamba_expand": 2,
 }
@@ -139,7 +139,7 @@ SIZES = {
     "zamba2": {
         **_ATTENTION,
         "num_key_value_heads": 4,
-        "mamba_d_state": 24,
+        "mamba_d_state": 32,
         "n_mamba_heads": 8,
         "mamba_ngroups": 2,
         "time_step_min": 1e-6,

@@ -61,6 +61,25 @@ SMALL = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
+SEAMLESS = {
+    **IDS,
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "max_position_embeddings": 128,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "speech_encoder_layers": 1,
+    "speech_encoder_attention_heads": 4,
+    "speech_encoder_intermediate_size": 48,
+    "feature_projection_input_dim": 16,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "conv_depthwise_kernel_size": 3,
+}
 PARAKEET = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -200,6 +219,14 @@ FAMILIES = {
     "Cohere ASR": lambda: own(
         "cohere_asr", **SMALL, encoder_config=PARAKEET, decoder_start_token_id=1
     ),
+    "SeamlessM4T (speech)": lambda: own(
+        "seamless_m4t", **SEAMLESS, architectures=["SeamlessM4TForSpeechToText"]
+    ),
+    "SeamlessM4T (text)": lambda: own("seamless_m4t", **SEAMLESS),
+    "SeamlessM4T v2 (speech)": lambda: own(
+        "seamless_m4t_v2", **SEAMLESS, architectures=["SeamlessM4Tv2ForSpeechToText"]
+    ),
+    "SeamlessM4T v2 (text)": lambda: own("seamless_m4t_v2", **SEAMLESS),
     "BERT to BERT": lambda: composite(
         {"model_type": "bert", **BERT}, {"model_type": "bert", **BERT}
     ),

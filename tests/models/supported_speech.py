@@ -11,6 +11,8 @@ FAMILIES = {
     "cohere_asr": "Cohere ASR",
     "moonshine": "Moonshine",
     "moonshine_streaming": "Moonshine (streaming)",
+    "seamless_m4t": "SeamlessM4T (speech)",
+    "seamless_m4t_v2": "SeamlessM4T v2 (speech)",
     "speech_to_text": "Speech2Text",
     "whisper": "Whisper",
 }
@@ -25,7 +27,7 @@ SECTION = """\
 ### Speech
 
 The {count} types that transformers {version} opens as speech to text, or that hear recordings in
-prompts, each a tiny random model that hears unequal recordings: **{right} are right**. *Plain*:
+prompts, and the Parakeet kin, each a tiny random model that hears unequal recordings: **{right} are right**. *Plain*:
 greedy texts equal transformers' `generate` with the same recordings; the other columns as above,
 with recordings, and a text without any, in one batch. One command writes this table:
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from families import based, build
-from transformers import AutoConfig
+from transformers import AutoConfig, SeamlessM4TConfig
 
 from outrider import SamplingParams, Stop, StopConditions, load
 from outrider.costs import Costs
@@ -240,3 +240,21 @@ def test_a_tokenizer_that_lacks_one_of_its_files_is_said(tmp_path):
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(ConfigurationError, match=r"vocab.json: a file .* is missing"):
         load(tmp_path, drafter="recall", **QUICK)
+
+
+@pytest.mark.parametrize("name", ["SeamlessM4TForSpeechToText", "SeamlessM4TForTextToText"])
+def test_of_a_type_with_two_classes_the_folder_says_which(name):
+    """One reads sound, the other text: the wrong one would have an encoder of random weights."""
+    config = SeamlessM4TConfig(architectures=[name])
+    kind = auto_class(config)
+    assert kind._model_mapping[SeamlessM4TConfig].__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("parakeet_tdt", "a transducer"), ("parakeet_ctc", "at once"), ("dia", "sound")],
+)
+def test_recognisers_that_write_no_text_token_by_token_say_so(kind, why, tmp_path):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=why):
+        load(tmp_path, drafter="root", tokenizer=None, **QUICK)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from seq2seq_families import ALONE, BART, DECODERS, FAMILIES, IDS, T5, build, own
+from seq2seq_families import ALONE, BART, BERT, DECODERS, FAMILIES, IDS, T5, build, own
 
 from outrider import SamplingParams, StopConditions, load
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
@@ -107,6 +107,7 @@ def test_layers_and_context_are_the_decoders():
     assert adapt(bart(layers=3)).runner.layers == 3
 
 
+SPEECH = {"encoder": {"model_type": "wav2vec2"}, "decoder": {"model_type": "bert", **BERT}}
 REFUSED = {
     "nllb-moe": ({**BART, "num_experts": 2}, "how many tokens an expert takes"),
     "switch_transformers": ({**T5, "num_experts": 2}, "how many tokens an expert takes"),
@@ -114,7 +115,7 @@ REFUSED = {
     "fsmt": ({"langs": ["en", "de"], "src_vocab_size": 9, "tgt_vocab_size": 9}, "cuts the text"),
     "pop2piano": ({}, "sound or notes, not text"),
     "speecht5": ({}, "counts positions"),
-    "seamless_m4t": ({}, "nobody has tried this kind of encoder-decoder"),
+    "speech-encoder-decoder": (SPEECH, "nobody has tried this kind of encoder-decoder"),
     "electra": ({"is_decoder": True, "add_cross_attention": True}, "nobody has tried"),
 }
 

@@ -7,6 +7,7 @@ from transformers import PretrainedConfig
 
 from outrider.errors import UnsupportedModel
 from outrider.models.config import read
+from outrider.models.unsupported import REASONS
 
 #: Auto classes with an output layer over a vocabulary, in the order in which they are asked. The
 #: causal one goes first, but for models whose prompts hold images or sound: of some of those it
@@ -42,16 +43,37 @@ def auto_class(config: PretrainedConfig) -> Any:
     parts = any(read(config, f"{part}_config", PretrainedConfig) for part in _PARTS)
     names = _ENCODER_DECODER if both else (*_SEEING, *_TEXT) if parts else _TEXT
     own = read(config, "auto_map", dict) or {}  # classes in the folder's own files
-    for name in names:
-        kind = getattr(transformers, name, None)  # the newest are not in every version
-        if kind is not None and (type(config) in kind._model_mapping or name in own):
-            return kind
+    every = [getattr(transformers, name, None) for name in names]  # not all in every version
+    found = [
+        kind
+        for name, kind in zip(names, every, strict=True)
+        if kind is not None and (type(config) in kind._model_mapping or name in own)
+    ]
+    said = read(config, "architectures", list) or ()
+    if len(found) > 1 and said:  # of types with one class for text and one for speech
+        named = (kind for kind in found if _opens(kind, config) in said)
+        return next(named, found[0])
+    if found:
+        return found[0]
     for name in read(config, "architectures", list) or ():  # the text part of another model
         kind = getattr(transformers, name, None)
         if kind is not None and kind.config_class is type(config) and kind.can_generate():
             return kind
+    if config.model_type in REASONS:
+        raise UnsupportedModel(
+            f"{config.model_type!r} models are not supported: {REASONS[config.model_type]}; got "
+            f"{type(config).__name__}; give a language model"
+        )
     raise UnsupportedModel(
         f"a {config.model_type!r} model cannot be a target or a draft: transformers "
         f"{transformers.__version__} has no class of it with an output layer over a vocabulary; "
         f"got {type(config).__name__}; give a language model"
     )
+
+
+def _opens(kind: Any, config: PretrainedConfig) -> str | None:
+    """The name of the class that an auto class makes of a configuration."""
+    if type(config) not in kind._model_mapping:
+        return None
+    made = kind._model_mapping[type(config)]
+    return made.__name__ if isinstance(made, type) else None

@@ -21,6 +21,8 @@ _STREAMS = "its decoder reads n-gram streams of one text, which have no place fo
 _STREAMED = "each of its tokens is read together with the sound of its moment"
 _SOUNDS = "it writes sound or notes, not text"
 
+_TRANSDUCER = "it is a transducer, which walks through the frames of a recording, not along a text"
+
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
     **dict.fromkeys(("plamo2", "xlstm"), _RECURRENT),
@@ -32,6 +34,9 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _STREAMS),
     **dict.fromkeys(("kyutai_speech_to_text", "voxtral_realtime"), _STREAMED),
     **dict.fromkeys(("dia", "pop2piano", "vibevoice"), _SOUNDS),
+    **dict.fromkeys(("parakeet_rnnt", "parakeet_tdt"), _TRANSDUCER),
+    **dict.fromkeys(("nemotron3_5_asr", "nemotron_asr_streaming"), _TRANSDUCER),
+    "parakeet_ctc": "it writes a letter for each frame at once (CTC), so nothing is left to draft",
     "speecht5": "its decoder counts positions by the tokens of the call, in a network of its own",
     "fsmt": "its forward cuts the text to the last token by itself",
 }

@@ -54,6 +54,7 @@ SOURCES = (
     "packed_groups.c",
     "packed_int8.c",
     "int16_attention.c",
+    "outer_product.c",
 )
 SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h", "packed_linear.h")
 #: What is compiled: read now, together with the modules that call it.

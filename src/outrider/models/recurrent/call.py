@@ -1,7 +1,8 @@
 """One call over layers with states: which state each node starts from, and what lies before it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -147,6 +148,11 @@ class StateCall:
 
     # ------------------------------------------------------------------ what layers ask
 
+    @cached_property
+    def origins_BQ(self) -> Tensor | None:
+        """`origins` as a table; None if some nodes start from states of earlier calls."""
+        return torch.tensor(self.origins) if self.outside_BED is None else None
+
     def note(self, ring_BR: Tensor, entry_BQ: Tensor) -> None:
         """Write the nodes' entries [B, Q, ...] to a ring [B, R, ...]; of text, the last ones."""
         # by whole entries: scatter and gather take each number of an entry by itself, ten times
@@ -231,7 +237,17 @@ class NodeStates:
         base: Tensor,
         log: tuple[Tensor, ...],
     ) -> None:
-        self._call, self._recurrence = call, recurrence
+        self._call, self._recurrence, self.base, self._log = call, recurrence, base, log
+        self._by_node: list[tuple[int, ...]] = []
+
+    @property
+    def origins_BQ(self) -> Tensor | None:
+        """Where nodes start from, as `StateCall.origins`; None if paths of earlier calls do."""
+        return self._call.origins_BQ
+
+    def _open(self) -> None:
+        """Find which states are made, and until when, before the first of them is asked for."""
+        call, base = self._call, self.base
         self._at = -1, base  # the last node that was asked about, and where it starts from
         nodes = len(call.origins[0])
         by_node = list(zip(*call.origins, strict=True))
@@ -242,10 +258,12 @@ class NodeStates:
             self._last.update(dict.fromkeys(origins, node))
         self._made: dict[int, Tensor] = {0: base}
         for number in range(0 if call.outside_BED is None else call.outside_BED.shape[1]):
-            self._made[1 + nodes + number] = self._replayed(base, log, number)
+            self._made[1 + nodes + number] = self._replayed(base, self._log, number)
 
     def of_parent(self, node: int) -> Tensor:
         """The state [B, ...] that a node starts from; nobody may write to it."""
+        if not self._by_node:
+            self._open()
         if self._at[0] != node:
             same = self._same[node]
             if same is not None:
@@ -293,6 +311,36 @@ class NodeStates:
             before = base if state is None else state
             state = self._recurrence.advance(before, entries, state)
         return base if state is None else state
+
+
+class StateAdvance(Protocol):
+    """How a rule takes entries of its log."""
+
+    def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
+        """The state behind one node with these entries, written to `into`: it may be `state`."""
+
+    def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
+        """Entries that leave the states of other rows as they are, bit for bit."""
+
+
+def apply_each(
+    recurrence: StateAdvance,
+    state: Tensor,
+    log: Sequence[Tensor],
+    first_B: Tensor,
+    count_B: Tensor,
+) -> None:
+    """Advance rows' states in place by so many entries of their logs each, one after the other.
+
+    A row's first entry is the one in slot `first_B`; tables are [B, R, ...].
+    """
+    rows = torch.arange(len(state), device=state.device)
+    for step in range(int(count_B.max())):
+        on_B = count_B > step
+        entries = [ring[rows, (first_B + step) % ring.shape[1]] for ring in log]
+        if not bool(on_B.all()):
+            entries = recurrence.idle(entries, on_B)
+        recurrence.advance(state, entries, state)
 
 
 def _filled(x_BQ: Tensor) -> Tensor:

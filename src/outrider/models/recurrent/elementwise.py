@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.models.recurrent.call import NodeStates
+from outrider.models.recurrent.call import NodeStates, apply_each
 
 
 class ElementwiseState(ABC):
@@ -38,6 +38,12 @@ class ElementwiseState(ABC):
     @abstractmethod
     def output(self, before: Tensor, behind: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """What is read at one node, of the states before it and behind it."""
+
+    def apply(
+        self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
+    ) -> None:
+        """Advance rows' states in place by so many entries [B, R, ...] each, from `first_B` on."""
+        apply_each(self, state, log, first_B, count_B)
 
     def begin(self, state: Tensor) -> None:
         """Fill a new layer's zeroed states with what an empty text has."""

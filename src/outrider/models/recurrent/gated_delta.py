@@ -13,7 +13,12 @@ from torch import Tensor
 
 from outrider.models.recurrent.call import NodeStates
 from outrider.models.recurrent.hooks import Function, StateHandle
-from outrider.models.recurrent.outer_product import OuterProductState, along_paths, per_head
+from outrider.models.recurrent.outer_product import (
+    OuterProductState,
+    along_paths,
+    compiled_nodes,
+    per_head,
+)
 
 _EPSILON = 1e-6  #: of transformers' own normalisation of keys and queries
 
@@ -36,6 +41,8 @@ class GatedDeltaRule(OuterProductState):
         """
         q, k, v, beta, log = inputs
         decay = log.exp()
+        if (done := compiled_nodes(nodes, q, k, v, beta, decay)) is not None:
+            return done
         factor = decay if decay.dim() == 4 else decay[..., None]
         queries, keys = (per_head(x, v.shape[2], 2) for x in (q, k))
         both = torch.stack([keys * factor, queries * factor], 3)  # [B, Q, H, 2, K]

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.models.cpu_kernels import outer_product as compiled
+from outrider.models.recurrent.call import NodeStates, apply_each
+
 
 class OuterProductState:
     """How a state is advanced by its log.
@@ -21,11 +24,27 @@ class OuterProductState:
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
         """The state behind one node, written to `into`: it may be `state`."""
         decay, key, delta = entries
+        if compiled.unsupported_reason(state) is None:
+            made = torch.empty_like(state) if into is None else into
+            log = decay[:, None], key[:, None], delta[:, None]
+            one_B = torch.ones(len(state), dtype=torch.int64)
+            compiled.advance(state, made, log, one_B, one_B)
+            return made
         key = per_head(key, delta.shape[1], 1)
         factor = decay[..., None] if decay.dim() == 3 else decay[..., None, None]
         # one operation whoever calls: a fused multiply-add rounds otherwise than two steps
         made = torch.mul(state, factor, out=into)
         return made.addcmul_(key[..., None], delta[..., None, :])
+
+    def apply(
+        self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
+    ) -> None:
+        """Advance rows' states in place by so many entries [B, R, ...] each, from `first_B` on."""
+        if compiled.unsupported_reason(state) is None:
+            decay, key, delta = log
+            compiled.advance(state, state, (decay, key, delta), first_B, count_B)
+        else:
+            apply_each(self, state, log, first_B, count_B)
 
     def begin(self, state: Tensor) -> None:
         """Nothing: an empty text's state is zero."""
@@ -52,6 +71,20 @@ class OuterProductState:
             left, whole = left[..., None], whole[..., None]
         added = (key * left).permute(0, 2, 3, 1) @ delta.transpose(1, 2)
         return torch.addcmul(added, state, whole[..., None])
+
+
+def compiled_nodes(
+    nodes: NodeStates, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+    """Outputs and entries of a call's nodes by one kernel; None where it has to be torch's way.
+
+    `beta` is as in `outrider.models.cpu_kernels.outer_product.over_nodes`.
+    """
+    origins_BQ = nodes.origins_BQ
+    if origins_BQ is None or compiled.unsupported_reason(nodes.base) is not None:
+        return None
+    out, delta = compiled.over_nodes(nodes.base, origins_BQ, q, k, v, beta, decay)
+    return out, (decay, k, delta)
 
 
 def per_head(key: Tensor, heads: int, dim: int) -> Tensor:

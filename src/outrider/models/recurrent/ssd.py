@@ -14,7 +14,12 @@ from torch.nn.functional import silu, softplus
 
 from outrider.models.recurrent.call import NodeStates
 from outrider.models.recurrent.hooks import Function, StateHandle
-from outrider.models.recurrent.outer_product import OuterProductState, along_paths, per_head
+from outrider.models.recurrent.outer_product import (
+    OuterProductState,
+    along_paths,
+    compiled_nodes,
+    per_head,
+)
 
 _UNLIMITED = (0.0, float("inf"))
 
@@ -32,6 +37,8 @@ class StateSpaceDuality(OuterProductState):
         """Node by node: C S of the state ahead of the token, and what the token adds itself."""
         c, b, delta, log = inputs
         heads, decay = delta.shape[2], log.exp()
+        if (done := compiled_nodes(nodes, c, b, delta, None, decay)) is not None:
+            return done
         own = per_head((c * b).sum(-1), heads, 2)
         reads = per_head(c, heads, 2) * decay[..., None]
         outs = []

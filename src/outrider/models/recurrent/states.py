@@ -49,6 +49,11 @@ class Recurrence(Protocol):
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
         """The state behind one node with these entries, written to `into`: it may be `state`."""
 
+    def apply(
+        self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
+    ) -> None:
+        """Advance rows' states in place by so many entries [B, R, ...] each, from `first_B` on."""
+
     def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
         """Entries that leave the states of other rows as they are, bit for bit."""
 
@@ -227,17 +232,11 @@ class RecurrentStates:
 
     def _apply(self, count_B: Tensor) -> None:
         """Advance the rows' states by so many entries of the log each."""
-        rows = torch.arange(self.rows, device=count_B.device)
         base_B = self.base_B[: self.rows]
-        for step in range(int(count_B.max()) if self.rows else 0):
-            at, on_B = (base_B + step) % self.ring, count_B > step
-            every = bool(on_B.all())
+        if bool((count_B > 0).any()):
             for log in self.logs.values():
-                entries = [ring[rows, at] for ring in log.entries]
-                if not every:
-                    entries = log.recurrence.idle(entries, on_B)
-                state = log.state[: self.rows]
-                log.recurrence.advance(state, entries, state)
+                entries = tuple(ring[: self.rows] for ring in log.entries)
+                log.recurrence.apply(log.state[: self.rows], entries, base_B, count_B)
         base_B += count_B
 
     def _rings(self) -> list[Tensor]:

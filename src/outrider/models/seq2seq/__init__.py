@@ -35,6 +35,8 @@ SUPPORTED = frozenset(
         "pegasus",
         "pegasus_x",
         "plbart",
+        "seamless_m4t",
+        "seamless_m4t_v2",
         "speech_to_text",
         "t5",
         "t5gemma",
@@ -63,6 +65,8 @@ EXCEPTIONS: Mapping[str, "type[Seq2SeqRunner]"] = lazy.Registry(
         "moonshine_streaming": "outrider.models.seq2seq.families:MoonshineStreamingRunner",
         "marian-ssru": "outrider.models.seq2seq.marian_ssru:MarianSsruRunner",
         "roberta": "outrider.models.seq2seq.families:RobertaRunner",
+        "seamless_m4t": "outrider.models.seq2seq.families:SeamlessRunner",
+        "seamless_m4t_v2": "outrider.models.seq2seq.families:SeamlessRunner",
         "speech_to_text": "outrider.models.seq2seq.families:SpeechToTextRunner",
         "xlm-roberta": "outrider.models.seq2seq.families:RobertaRunner",
     }

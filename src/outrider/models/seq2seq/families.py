@@ -139,6 +139,26 @@ class RobertaRunner(Seq2SeqRunner):
         return super()._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
 
 
+def _counted(seen: Tensor) -> Tensor:
+    """[B]: how many states are there, of a mask [B, T] or an additive one [B, 1, Q, T]."""
+    return (seen[:, 0, 0] == 0 if seen.dim() == 4 else seen).sum(1)
+
+
+class SeamlessRunner(Seq2SeqRunner):
+    """SeamlessM4T, from text or from speech: states of speech are said in frames."""
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """As many frames as its adaptor makes these states of."""
+        if seen is None or self.model.main_input_name == "input_ids":
+            return super().given(states, seen)
+        source, config = super().given(states, None), self.model.config
+        stride, kernel = int(config.adaptor_stride), int(config.adaptor_kernel_size)
+        frames = (_counted(seen) - 1) * stride + kernel - 2 * (kernel // 2)
+        steps = torch.arange((states.shape[1] - 1) * stride + kernel, device=seen.device)
+        source["attention_mask"] = (steps < frames[:, None]).long()
+        return source
+
+
 class SpeechToTextRunner(Seq2SeqRunner):
     """Speech2Text: states are said in frames, of which each convolution leaves every second."""
 
@@ -146,7 +166,7 @@ class SpeechToTextRunner(Seq2SeqRunner):
         """As many frames as make the states that are there."""
         source = super().given(states, None)
         if seen is not None:
-            there = (seen[:, 0, 0] == 0 if seen.dim() == 4 else seen).sum(1)
+            there = _counted(seen)
             leaves = 2 ** int(self.model.config.num_conv_layers)
             steps = torch.arange((states.shape[1] - 1) * leaves + 1, device=seen.device)
             source["attention_mask"] = (steps <= (there[:, None] - 1) * leaves).long()

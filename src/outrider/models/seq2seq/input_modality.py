@@ -209,6 +209,9 @@ def modality_of(model: PreTrainedModel) -> InputModality:
     mels = read(config, "num_mel_bins", int)
     if mels and read(config, "max_source_positions", int):
         return WindowInput(config)
+    wide = read(config, "feature_projection_input_dim", int)
+    if wide:  # SeamlessM4T's
+        return RecordingInput(name, int(config.adaptor_kernel_size), wide)
     if mels:  # Parakeet's encoder
         return RecordingInput(name, int(config.subsampling_factor), mels)
     return RecordingInput(name, 1, config.input_feat_per_channel * config.input_channels)

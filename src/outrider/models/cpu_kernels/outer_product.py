@@ -1,0 +1,80 @@
+"""States that decay and gain outer products, compiled: `outer_product.c`.
+
+A call's nodes read a head's state once, where torch's operators go through memory for each node
+and each settled token again.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from outrider.models.cpu_kernels import build
+
+LANES, WIDEST_KEY = 16, 256  #: of outer_product.c
+_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+_ADVANCE = (_WHOLE,) * 8 + (_POINTER,) * 7
+_NODES = (_WHOLE,) * 9 + (_POINTER,) * 10
+
+
+def unsupported_reason(state: Tensor) -> str | None:
+    """Why states [B, H, K, V] as this are advanced by torch's operators; None: they need not be."""
+    if state.device.type != "cpu" or state.dtype != torch.float32:
+        return "compiled for float32 on a CPU alone"
+    keys, values = state.shape[-2:]
+    if keys % LANES or values % LANES or keys > WIDEST_KEY:
+        return f"compiled for multiples of {LANES}, keys of up to {WIDEST_KEY}, alone"
+    return build.unbuilt()
+
+
+def advance(
+    state: Tensor,
+    into: Tensor,
+    log: tuple[Tensor, Tensor, Tensor],
+    first_B: Tensor,
+    count_B: Tensor,
+) -> None:
+    """Write to `into`, which may be `state`, what so many entries of each row's log make of it.
+
+    The log is decay [B, R, H] or [B, R, H, K], key [B, R, G, K] and delta [B, R, H, V]; a row's
+    first entry is the one at place `first_B` modulo R.
+    """
+    decay, key, delta = (table.contiguous() for table in log)
+    if not into.is_contiguous() or into.shape != state.shape:
+        raise ValueError(f"states {list(into.shape)} in pieces, for {list(state.shape)}")
+    rows, heads, keys, values = state.shape
+    places, source = (first_B.contiguous(), count_B.contiguous()), state.contiguous()
+    build.function("outrider_advance", _ADVANCE)(
+        rows, heads, key.shape[2], keys, values, key.shape[1], decay.dim() == 4,
+        torch.get_num_threads(),
+        *(table.data_ptr() for table in (*places, decay, key, delta, source, into)),
+    )  # fmt: skip
+
+
+def over_nodes(
+    state: Tensor,
+    origins_BQ: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor | None,
+    decay: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and deltas [B, Q, H, V] of a call's nodes.
+
+    A node starts from the row's state [B, H, K, V] where `origins_BQ` is 0, from that behind node n
+    where it is 1 + n. With `beta` [B, Q, H] its delta corrects what the state says of its key, else
+    it is its value [B, Q, H, V]; query and key are [B, Q, G, K], decay [B, Q, H] or [B, Q, H, K].
+    """
+    rows, heads, keys, values = state.shape
+    nodes, threads = query.shape[1], torch.get_num_threads()
+    share = decay if beta is None else beta
+    asked = origins_BQ, state, query, key, value, share, decay
+    read = [table.contiguous() for table in asked]
+    room = torch.empty(threads, nodes, keys, values)
+    delta, out = torch.empty_like(read[4]), torch.empty_like(read[4])
+    build.function("outrider_outer_nodes", _NODES)(
+        rows, nodes, heads, key.shape[2], keys, values, decay.dim() == 4, beta is not None,
+        threads, *(table.data_ptr() for table in (*read, room, delta, out)),
+    )  # fmt: skip
+    return out, delta
