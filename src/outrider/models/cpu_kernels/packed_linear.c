@@ -44,14 +44,14 @@ static Pass *pass_of(int64_t format, int64_t rows) {
 /* A chunk's blocks, `per` of them and the first of a given number, to float32 or 16 bits: each a
  * chunk. */
 INLINED float *widen_chunk(
-    const int format, int64_t first, int64_t per, int64_t tiles, const uint8_t *heads,
-    const uint8_t *data, float *to) {
+    const int format, int64_t first, int64_t per, int64_t tiles, const uint8_t *chunk, float *to) {
     const int kind = widened(format), unit = unit_of(format);
     for (int64_t b = first; b < first + per; b++) {
-        float *wide = to + tiles * head_of(kind) / 4;
-        for (int64_t t = 0; t < tiles; t++, data += data_of(format)) {
-            const uint8_t *head = heads + t * head_of(format);
-            float *wide_head = to + t * head_of(kind) / 4;
+        for (int64_t t = 0; t < tiles; t++) {
+            const uint8_t *head = chunk + t * heads_apart(format);
+            const uint8_t *data = block_of(format, chunk, tiles, b) + t * tiles_apart(format, b);
+            float *wide_head = to + t * heads_apart(kind) / 4;
+            float *wide = (float *)block_of(kind, (const uint8_t *)to, tiles, 0) + t * tiles_apart(kind, 0) / 4;
             for (int v = 0; v < VECTORS; v++, wide_head += WIDE) {
                 if (is_whole(format)) store_f(wide_head, scale(format, head, b, v));
                 if (has_minimum(format)) store_f(wide_head + TILE, minimum(format, head, b, v));
@@ -69,17 +69,16 @@ INLINED float *widen_chunk(
                             store_f(wide, weights(format, data, u, j, v));
                     }
         }
-        to = wide;
+        to += tiles * (head_of(kind) + data_of(kind)) / 4;
     }
     return to;
 }
 
 #define WIDEN(format) \
-    case format: return widen_chunk(format, first, per, tiles, heads, data, to);
+    case format: return widen_chunk(format, first, per, tiles, chunk, to);
 
 static float *widen(
-    int64_t format, int64_t first, int64_t per, int64_t tiles, const uint8_t *heads,
-    const uint8_t *data, float *to) {
+    int64_t format, int64_t first, int64_t per, int64_t tiles, const uint8_t *chunk, float *to) {
     switch (format) {
         WIDEN(BF16) WIDEN(F16) WIDEN(Q4_0) WIDEN(Q4_1) WIDEN(Q5_0) WIDEN(Q5_1)
         WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K) WIDEN(INT4) WIDEN(INT4_ZERO)
@@ -129,17 +128,18 @@ static void get(const Product *p, int64_t row, int64_t n, int64_t at, float *acc
             memcpy(acc, y, count * sizeof(float));
 }
 
-/* All rows times `chunks` chunks of `per` blocks of a group, from block `done` on. */
+/* All rows times `chunks` chunks of a group, or `per` blocks of one from `from` on: in the row, the
+ * blocks from `done` on. */
 static void rows_by_parts(
-    const Product *p, int64_t format, int64_t done, int64_t chunks, int64_t per, int64_t tiles,
-    int64_t at, const uint8_t *heads, const uint8_t *data) {
+    const Product *p, int64_t format, int64_t done, int64_t chunks, int64_t from, int64_t per,
+    int64_t tiles, int64_t at, const uint8_t *chunk) {
     _Alignas(64) float acc[MOST * GROUP * TILE];
     for (int64_t row = 0, n; row < p->count; row += n) {
         const int64_t left = p->count - row, length = length_of(format);
         n = left <= MOST || left >= 2 * MOST ? least(left, MOST) : (left + 1) / 2; /* none is small */
         Rows rows = rows_from(p->rows, row, done, length);
         get(p, row, n, at, acc, done == 0);
-        pass_of(format, n)(rows, chunks, per, tiles, heads, data, acc);
+        pass_of(format, n)(rows, chunks, from, per, tiles, chunk, acc);
         put(p, row, n, at, acc, done + chunks * per == p->blocks);
     }
 }
@@ -148,36 +148,26 @@ static void rows_by_parts(
 static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *weight) {
     _Alignas(64) float slab[SLAB * GROUP * TILE + SLAB / 16 * GROUP * 2 * TILE];
     const int format = p->format;
-    const int64_t head = tiles * head_of(format), data = tiles * data_of(format);
+    const int64_t size = tiles * (head_of(format) + p->per * data_of(format)); /* of a chunk */
     const int64_t most = SLAB / length_of(format); /* blocks */
-    const int64_t chunks = p->per < most ? most / p->per : 1, per = least(p->per, most);
-    const uint8_t *heads = weight;
+    const int64_t chunks = p->per < most ? most / p->per : 1;
     if (p->count <= MOST) {
-        rows_by_parts(p, format, 0, p->blocks / p->per, p->per, tiles, at, weight, weight + head);
+        rows_by_parts(p, format, 0, p->blocks / p->per, 0, p->per, tiles, at, weight);
         return;
     }
-    for (int64_t done = 0; done < p->blocks;) {
+    for (int64_t done = 0, blocks; done < p->blocks; done += blocks) {
         /* some chunks, or a part of one */
-        const int64_t within = done % p->per;
-        const int64_t blocks = within || p->per > most ? least(per, p->per - within)
-                                                       : least(chunks * p->per, p->blocks - done);
-        const int64_t whole = p->per > most ? 1 : blocks / p->per, each = blocks / whole;
-        if (!within) heads = weight, weight += head;
+        const int64_t from = done % p->per;
+        blocks = p->per > most ? least(most, p->per - from) : least(chunks * p->per, p->blocks - done);
+        const int64_t whole = p->per > most ? 1 : blocks / p->per, per = blocks / whole;
+        const uint8_t *chunk = weight + done / p->per * size;
         if (p->count <= many(format)) {
-            rows_by_parts(p, format, done, whole, each, tiles, at, heads, weight);
-        } else {
-            const uint8_t *from = weight, *of = heads;
-            float *to = slab;
-            for (int64_t c = 0; c < whole; c++, of = from, from += head) {
-                to = widen(format, within, each, tiles, of, from, to);
-                from += each * data;
-            }
-            const int kind = widened(format);
-            const uint8_t *wide = (const uint8_t *)slab;
-            rows_by_parts(p, kind, done, blocks, 1, tiles, at, wide, wide + tiles * head_of(kind));
+            rows_by_parts(p, format, done, whole, from, per, tiles, at, chunk);
+            continue;
         }
-        weight += blocks * data + (whole - 1) * head;
-        done += blocks;
+        float *to = slab;
+        for (int64_t c = 0; c < whole; c++) to = widen(format, from, per, tiles, chunk + c * size, to);
+        rows_by_parts(p, widened(format), done, blocks, 0, 1, tiles, at, (const uint8_t *)slab);
     }
 }
 
@@ -235,10 +225,11 @@ int outrider_packed_rows(
         const int64_t tile = ids[i] / TILE, first = tile / GROUP * GROUP, lane = ids[i] % TILE;
         const int64_t beside = least(GROUP, tiles - first);
         const int v = lane / WIDE, l = lane % WIDE;
-        const uint8_t *data = weight + first * size, *head = data;
+        const int64_t chunk = beside * (head_of(format) + per * data_of(format));
         for (int64_t b = 0; b < blocks; b++) {
-            if (b % per == 0) head = data + (tile - first) * head_of(format), data += beside * head_of(format);
-            const uint8_t *at = data + (tile - first) * data_of(format);
+            const uint8_t *from = weight + first * size + b / per * chunk;
+            const uint8_t *head = from + (tile - first) * heads_apart(format);
+            const uint8_t *at = block_of(format, from, beside, b % per) + (tile - first) * tiles_apart(format, b % per);
             const float s = whole ? scale(format, head, b % per, v)[l] : 1.0f;
             const float m = shifts ? minimum(format, head, b % per, v)[l] : 0.0f;
             for (int k = 0; k < length_of(format); k++) {
@@ -250,7 +241,6 @@ int outrider_packed_rows(
                 const float w = (k & 1 ? both >> 16 : (int16_t)both) - centre_of(format);
                 *out++ = shifts ? s * w + m : s * w;
             }
-            data += beside * data_of(format);
         }
     }
     return 0;

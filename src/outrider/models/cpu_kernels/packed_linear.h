@@ -5,7 +5,10 @@
  * Weights lie in tiles of 16 outputs and one block of inputs (32, or 16 of q6_k); four tiles side by
  * side are a group, and what a call reads is in one piece: group by group, in it chunk by chunk of
  * inputs (256 of K formats, as many as share a scale of int8 and int4, else 32), of each first what
- * scales its tiles (their heads), then block by block the tiles. `packed_formats.py` lays them so.
+ * scales its tiles (their heads), then block by block the tiles. Heads of more than 64 bytes stand
+ * before their own tile's first block instead: processors fetch ahead what is read in order, and where
+ * 512 bytes are skipped some of them stop to (Zen 4 then reads at 12 GB/s, not at 24). `packed_linear.py`
+ * lays them so.
  */
 #pragma once
 #include <stdlib.h>
@@ -73,6 +76,25 @@ INLINED int64_t data_of(const int format) {
         case Q6_K: return 192;
         default: return 1024;
     }
+}
+
+/* Whether heads stand before their own tile's first block. */
+INLINED int has_heads_apart(const int format) { return head_of(format) > 64; }
+
+/* Bytes from a tile's head to the next one's. */
+INLINED int64_t heads_apart(const int format) {
+    return head_of(format) + (has_heads_apart(format) ? data_of(format) : 0);
+}
+
+/* Where block b of a chunk begins, that is its first tile's numbers. */
+INLINED const uint8_t *block_of(const int format, const uint8_t *chunk, int64_t tiles, int64_t b) {
+    if (has_heads_apart(format) && !b) return chunk + head_of(format);
+    return chunk + tiles * (head_of(format) + b * data_of(format));
+}
+
+/* Bytes from a tile's numbers to the next one's in block b. */
+INLINED int64_t tiles_apart(const int format, int64_t b) {
+    return data_of(format) + (has_heads_apart(format) && !b ? head_of(format) : 0);
 }
 
 /* Inputs that are widened without a loop. */
@@ -196,10 +218,10 @@ INLINED vi input_pair(Rows rows, int64_t r, int64_t at) {
     return all_i(both);
 }
 
-/* Block b of g tiles beside each other, for n rows, added to acc[n][GROUP * TILE]. */
+/* Block b of g tiles, so far `apart`, for n rows, added to acc[n][GROUP * TILE]. */
 INLINED void block(
     const int format, const int n, const int g, const uint8_t *heads, int64_t b, const uint8_t *data,
-    Rows rows, float *acc) {
+    int64_t apart, Rows rows, float *acc) {
     const int lines = data_of(format) * unit_of(format) / length_of(format) / 64;
     const int at_once = is_whole(format) || format == HALVES ? 2 : 1; /* inputs */
     vf sum[MOST][GROUP][VECTORS];
@@ -218,7 +240,7 @@ INLINED void block(
 #pragma GCC unroll 32
         for (int q = 0; q < unit_of(format) / at_once * g; q++) {
             const int j = q / g, t = q % g, at = u * unit_of(format) + j * at_once;
-            const uint8_t *tile = data + t * data_of(format);
+            const uint8_t *tile = data + t * apart;
             if (is_whole(format)) {
                 vi w[VECTORS];
 #pragma GCC unroll 8
@@ -259,8 +281,8 @@ INLINED void block(
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
             vf s = {0}, m = {0};
-            if (is_whole(format)) s = scale(format, heads + t * head_of(format), b, v);
-            if (has_minimum(format)) m = minimum(format, heads + t * head_of(format), b, v);
+            if (is_whole(format)) s = scale(format, heads + t * heads_apart(format), b, v);
+            if (has_minimum(format)) m = minimum(format, heads + t * heads_apart(format), b, v);
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 float *at = acc + r * GROUP * TILE + t * TILE + v * WIDE;
@@ -284,50 +306,52 @@ INLINED int abreast(const int format, const int n) {
 #ifdef PLAIN_C
     return 1;
 #endif
-    if (is_whole(format)) return WIDE < 16 && n <= 2 ? 2 : 1;
+    if (is_whole(format)) return WIDE < 16 && n <= 2 && !has_heads_apart(format) ? 2 : 1;
     if (WIDE == 16 || (WIDE == 8 && n == 1)) return 4;
     return n <= 2 ? 2 : 1;
 }
 
-/* The first tiles of each block and g more, as often as there are as many; how many that were. */
+/* The first tiles of each block and g more, as often as there are as many; how many that were. Of the
+ * first chunk the blocks from `from` on, of each `per`. */
 INLINED int64_t pass(
-    const int format, const int n, const int g, Rows rows, int64_t chunks, int64_t per, int64_t tiles,
-    int64_t first, const uint8_t *heads, const uint8_t *data, float *acc) {
+    const int format, const int n, const int g, Rows rows, int64_t chunks, int64_t from, int64_t per,
+    int64_t tiles, int64_t first, const uint8_t *chunk, float *acc) {
     int64_t t = first;
     for (int64_t c = 0; c < chunks; c++) {
-        for (int64_t b = 0; b < per; b++) {
+        for (int64_t b = from; b < from + per; b++) {
+            const uint8_t *data = block_of(format, chunk, tiles, b);
+            const int64_t apart = tiles_apart(format, b);
             for (t = first; t + g <= tiles; t += g)
-                block(format, n, g, heads + t * head_of(format), b, data + t * data_of(format), rows,
+                block(format, n, g, chunk + t * heads_apart(format), b, data + t * apart, apart, rows,
                       acc + t * TILE);
-            data += tiles * data_of(format);
             rows = rows_from(rows, 0, 1, length_of(format));
         }
-        heads = data;
-        data += tiles * head_of(format);
+        chunk += tiles * (head_of(format) + per * data_of(format));
     }
     return t;
 }
 
-/* `chunks` of `per` blocks each, of a group of `tiles`, for n rows. */
+/* `chunks` of a group of `tiles`, for n rows: `per` blocks of each from block `from` on, which are all
+ * of them where there is more than one chunk. */
 typedef void Pass(
-    Rows rows, int64_t chunks, int64_t per, int64_t tiles, const uint8_t *heads, const uint8_t *data,
-    float *acc);
+    Rows rows, int64_t chunks, int64_t from, int64_t per, int64_t tiles, const uint8_t *chunk, float *acc);
 
 #define PASS(format, n) \
     static void format##_##n( \
-        Rows rows, int64_t chunks, int64_t per, int64_t tiles, const uint8_t *heads, \
-        const uint8_t *data, float *acc) { \
-        int64_t done = pass(format, n, abreast(format, n), rows, chunks, per, tiles, 0, heads, data, acc); \
-        if (abreast(format, n) > 1 && done < tiles) format##_rest(rows, n, chunks, per, tiles, done, heads, data, acc); \
+        Rows rows, int64_t chunks, int64_t from, int64_t per, int64_t tiles, const uint8_t *chunk, \
+        float *acc) { \
+        int64_t done = pass(format, n, abreast(format, n), rows, chunks, from, per, tiles, 0, chunk, acc); \
+        if (abreast(format, n) > 1 && done < tiles) \
+            format##_rest(rows, n, chunks, from, per, tiles, done, chunk, acc); \
     }
 
 /* Tiles that are too few for all that go abreast: row by row. */
 #define REST(format) \
     static void format##_rest( \
-        Rows rows, int64_t n, int64_t chunks, int64_t per, int64_t tiles, int64_t first, \
-        const uint8_t *heads, const uint8_t *data, float *acc) { \
+        Rows rows, int64_t n, int64_t chunks, int64_t from, int64_t per, int64_t tiles, int64_t first, \
+        const uint8_t *chunk, float *acc) { \
         for (; n--; rows = rows_from(rows, 1, 0, 0), acc += GROUP * TILE) \
-            pass(format, 1, 1, rows, chunks, per, tiles, first, heads, data, acc); \
+            pass(format, 1, 1, rows, chunks, from, per, tiles, first, chunk, acc); \
     }
 
 #ifdef PLAIN_C

@@ -345,7 +345,7 @@ class PackedLinear:
 
 def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
     """Group by group, in it chunk by chunk: the heads of its tiles, then block by block what they
-    hold."""
+    hold. Long heads stand before their own tile's first block (`packed_linear.h` says why)."""
     tiles, panels, at = -(-outputs // TILE), torch.empty(0, dtype=torch.uint8), 0
     whole = tiles // GROUP * GROUP * TILE
     edges = [*range(0, whole, _AT_ONCE), whole] + [outputs] * (outputs > whole)
@@ -353,12 +353,14 @@ def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
         heads, data = lay(slice(first, last))
         beside = GROUP if first < whole else len(heads)
         _, chunks, blocks, size = data.shape
-        laid = data.view(-1, beside, chunks, blocks, size).permute(0, 2, 3, 1, 4).flatten(2)
-        if heads.shape[-1]:
-            tops = heads.view(-1, beside, chunks, heads.shape[-1]).transpose(1, 2).flatten(2)
-            laid = torch.cat((tops, laid), -1)
+        data = data.view(-1, beside, chunks, blocks, size)
+        tops = heads.view(len(data), beside, chunks, heads.shape[-1]).transpose(1, 2)
+        if heads.shape[-1] > _LINE:
+            tops = torch.cat((tops, data[:, :, :, 0].transpose(1, 2)), -1)
+            data = data[:, :, :, 1:]
+        laid = torch.cat((tops.flatten(2), data.permute(0, 2, 3, 1, 4).flatten(2)), -1)
         if not panels.numel():
-            panels = empty(tiles * (laid.numel() // len(data)))
+            panels = empty(tiles * (laid.numel() // len(heads)))
         panels[at : at + laid.numel()] = laid.flatten()
         at += laid.numel()
     return panels
