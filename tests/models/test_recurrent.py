@@ -1,5 +1,7 @@
 """Models with states: trees scored as paths, texts that no draft changes, rows that come and go."""
 
+import copy
+
 import pytest
 import torch
 from recurrent_models import SIZES, VOCAB, made, perturbed
@@ -14,7 +16,14 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import UnsupportedModel
 from outrider.loading import load
-from outrider.models import TreeDecoder, load_checks, recurrent, runner_of, unsupported
+from outrider.models import (
+    TreeDecoder,
+    load_checks,
+    recurrent,
+    runner_of,
+    unsupported,
+    weight_only,
+)
 from outrider.models.prefill import ingest
 from outrider.models.recurrent.states import RING, RecurrentStates
 from outrider.models.tree_inputs import causal, of_tree
@@ -312,3 +321,18 @@ def test_a_limit_of_steps_is_that_of_the_whole_forward():
 )
 def test_states_do_not_drift_over_thousands_of_tokens(kind):
     assert drift(kind) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_check_at_load_knows_products_that_round(dtype):
+    """A state's last bits decide how the next layer's inputs are rounded: more than in float32."""
+    if (why := weight_only.unfit(torch.device("cpu"))) is not None:
+        pytest.skip(f"no kernels: {why}")
+    model = made("granitemoehybrid")
+    assert not weight_only.rounds(model)
+    kept = copy.deepcopy(model)
+    weight_only.keep(kept, dtype, "it")
+    assert weight_only.rounds(kept)
+    target = TreeDecoder(runner_of(kept)(kept))
+    assert load_checks.paths(target, "target") < 0.1
+    assert target.trees
