@@ -496,6 +496,19 @@ AUDIO = {
         lambda: _hears("audioflamingo3", _HEARS, _text("qwen2"), audio_token_id=IMAGE),
         _mels,
     ),
+    "moss_transcribe_diarize": ImageType(
+        lambda: _hears(
+            "moss_transcribe_diarize",
+            {**_HEARS, "intermediate_size": 48},
+            _text("qwen3"),
+            audio_token_id=IMAGE,
+            audio_chunk_size=5120,
+        ),
+        lambda random, size: (
+            _mels(random, size) | {"padding_mask": torch.ones(1, 5120, dtype=torch.bool)}
+        ),
+        count=lambda size: 4 - size,
+    ),
     "phi4_multimodal": ImageType(
         lambda: CONFIG_MAPPING["phi4_multimodal"](
             **_TEXT,

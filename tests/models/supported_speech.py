@@ -27,9 +27,10 @@ SECTION = """\
 ### Speech
 
 The {count} types that transformers {version} opens as speech to text, or that hear recordings in
-prompts, and the Parakeet kin, each a tiny random model that hears unequal recordings: **{right} are
-right**. *Plain*: greedy texts equal transformers' `generate` with the same recordings; the other columns as above,
-with recordings, and a text without any, in one batch. One command writes this table:
+prompts, and the Parakeet kin; of those that are driven a tiny random model hears unequal
+recordings: **{right} are right**. *Plain*: greedy texts equal transformers' `generate` with the
+same recordings; the other columns as above, with recordings, and a text without any, in one batch.
+One command writes this table:
 
     python benchmarks/model_types/speech_types.py
 

@@ -61,6 +61,17 @@ def layers_asked(taps: tuple[int, ...]) -> dict[str, object]:
     return {"output_hidden_states": layers} if layers else {}
 
 
+def _arguments(model: PreTrainedModel) -> frozenset[str]:
+    """What a model's forward takes by name: also positions, if it hands on what it does not know
+    to a decoder that takes them."""
+    takes = inspect.signature(model.forward).parameters
+    names = set(takes)
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
+        inner = getattr(model.get_decoder(), "forward", None)
+        names |= {"position_ids"} & set(inspect.signature(inner).parameters if inner else ())
+    return frozenset(names)
+
+
 class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
@@ -87,7 +98,7 @@ class TransformersRunner:
         sizes = (read(self.config, name, int) for name in self.reaches)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._takes = _arguments(model)
         kinds = read(self.config, "layer_types", (list, tuple))
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
