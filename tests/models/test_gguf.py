@@ -10,6 +10,7 @@ import outrider
 from outrider import SamplingParams, Stop
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner
+from outrider.models.gguf_reader import quick_gguf_reader
 from outrider.testing import llama
 
 PACKAGES = "needs the packages gguf and accelerate: pip install 'outrider[gguf]'"
@@ -79,3 +80,50 @@ def test_packages_that_are_missing_are_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ConfigurationError, match=r"gguf.*pip install 'outrider\[gguf\]'"):
         outrider.load(tmp_path / "model.gguf")
+
+
+def fields(path):
+    """All that a reader says of a file's metadata."""
+    import gguf
+
+    return {
+        name: (field.offset, field.data, field.types, [part.tolist() for part in field.parts])
+        for name, field in gguf.GGUFReader(path).fields.items()
+    }
+
+
+def test_lists_are_read_in_one_go_as_word_by_word(written, tmp_path):
+    """Numbers, strings, an empty list; the package's own reader is back behind it."""
+    import gguf
+
+    path = tmp_path / "lists.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("words", ["", "a", "\u00e9\u00e8", "b" * 300])
+    writer.add_array("numbers", [1, -2, 3])
+    writer.add_array("points", [0.5, 2.0])
+    writer.add_array("flags", [True, False])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    before = gguf.GGUFReader
+    for file in (written[0], path):
+        want = fields(file)
+        with quick_gguf_reader(str(file)):
+            assert gguf.GGUFReader is not before
+            assert fields(file) == want
+    assert gguf.GGUFReader is before
+
+
+@pytest.mark.parametrize("lost", [3, 40])
+def test_a_list_that_ends_with_the_file_is_an_error(written, tmp_path, lost):
+    import gguf
+
+    path = tmp_path / "cut.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("words", ["word"] * 9)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    path.write_bytes(path.read_bytes()[:-lost])
+    with quick_gguf_reader(str(path)), pytest.raises((ValueError, IndexError)):
+        gguf.GGUFReader(path)

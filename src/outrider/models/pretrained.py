@@ -28,6 +28,7 @@ from transformers import (
 from outrider import arguments
 from outrider.errors import ConfigurationError, RemoteCodeRefused
 from outrider.models.config import read
+from outrider.models.gguf_reader import quick_gguf_reader
 from outrider.models.seq2seq import OWN
 
 _log = logging.getLogger("outrider.security")
@@ -60,7 +61,10 @@ def read_config(where: str, trust: bool, **how: Any) -> PretrainedConfig:
     'qwen2'
     """
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(where, trust_remote_code=trust, **how)
+        with quick_gguf_reader(how.get("gguf_file")):
+            config: PretrainedConfig = AutoConfig.from_pretrained(
+                where, trust_remote_code=trust, **how
+            )
     except ValueError as error:
         if _registers(where, how):
             return read_config(where, trust, **how)
@@ -91,7 +95,8 @@ def read_model(kind: Any, where: str, trust: bool, **how: Any) -> Any:
     for code nobody asked for.
     """
     try:
-        return kind.from_pretrained(where, trust_remote_code=trust, weights_only=True, **how)
+        with quick_gguf_reader(how.get("gguf_file")):
+            return kind.from_pretrained(where, trust_remote_code=trust, weights_only=True, **how)
     except ValueError as error:
         raise _explained(error, where) from error
 
@@ -132,9 +137,10 @@ def read_adapter(model: PreTrainedModel, where: str) -> tuple[Any, Any]:
 def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBase:
     """A tokenizer. Raises ConfigurationError for code nobody asked for."""
     try:
-        made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            where, trust_remote_code=trust, **how
-        )
+        with quick_gguf_reader(how.get("gguf_file")):
+            made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                where, trust_remote_code=trust, **how
+            )
     except ValueError as error:
         raise _explained(error, where) from error
     return made
