@@ -21,6 +21,7 @@ from outrider.engine import scheduler
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.models import adapt, prefill
+from outrider.models.guidance import GuidedModel
 from outrider.models.multi_modal import placeholders
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import MultiModalInputs
@@ -159,3 +160,37 @@ def test_rows_with_states_and_pictures_come_and_go(script):
     for number, text in enumerate(found):
         whole = made.right[who[number]]
         assert text == (whole if run.reason(number) == "length" else whole[: len(text)])
+
+
+def test_a_model_that_writes_pictures_is_guided_as_by_generate():
+    """Emu3, whose vocabulary has its pictures: two rows, the second without the condition."""
+    model = picture_forms.built("emu3")
+    prompt, null, count = [7, 9, 11, 13], {9: 5, 11: 5}, 16
+    visual = range(60, 76)  # what its vocabulary calls visual tokens
+
+    def only_visual(batch, ids):
+        return [*visual]
+
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            negative_prompt_ids=torch.tensor([[null.get(token, token) for token in prompt]]),
+            negative_prompt_attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            guidance_scale=3.0,
+            prefix_allowed_tokens_fn=only_visual,
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    right = found[0, len(prompt) :].tolist()
+    assert len(set(right)) > 4
+    target = GuidedModel(adapt(model), 3.0, null)
+    others = {token: float("-inf") for token in range(128) if token not in visual}
+    how = SamplingParams(0, logit_bias=others)
+    request = Request(prompt, how, StopConditions(count))
+    for width in (1, 3):
+        drafter = Recited([[*prompt, *right]], width)
+        assert texts(target, drafter, [request], 1) == [right]
+    assert texts(adapt(model), Root(), [request], 1) != [right]

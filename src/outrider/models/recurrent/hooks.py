@@ -81,6 +81,37 @@ def handle_of(cache: object, mixer: Any) -> StateHandle | None:
     return StateHandle(states, numbers[mixer.layer_idx])
 
 
+def wrap_update(theirs: Function, ours: Function) -> Function:
+    """A function of transformers' for one token that has `ours` called where it is given a handle.
+
+    `ours` takes the same, the state's handle first, with tables [B, 1, ...] of the token's own, and
+    returns outputs [B, 1, ...]: one token goes the way of several.
+    """
+
+    def state_update(
+        state: Tensor | StateHandle,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **more: object,
+    ) -> object:
+        named = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "z": z}
+        if not isinstance(state, StateHandle):
+            return theirs(state, hidden_states, dt, A, B, C, D, **named, **more)
+        gate = None if z is None else z[:, None]
+        tables = (t[:, None] for t in (hidden_states, dt, B, C))
+        out: Tensor = ours(state, *tables, A, D, dt_bias, dt_softplus, gate)
+        return out[:, 0].to(hidden_states.dtype)
+
+    return state_update
+
+
 def modelling_files(model: torch.nn.Module) -> list[ModuleType]:
     """The files of transformers that the model's parts are written in."""
     names = {type(part).__module__ for part in model.modules()}

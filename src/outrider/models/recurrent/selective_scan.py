@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from outrider.models.recurrent.elementwise import ElementwiseState
-from outrider.models.recurrent.hooks import Function, StateHandle, asked
+from outrider.models.recurrent.hooks import Function, StateHandle, asked, wrap_update
 
 
 class SelectiveScan(ElementwiseState):
@@ -113,45 +113,22 @@ def wrap_scan(theirs: Function) -> Function:
     return mamba_selective_scan
 
 
-def wrap_update(theirs: Function) -> Function:
-    """`mamba_selective_state_update` that takes a handle: one token goes the way of several."""
-
-    def mamba_selective_state_update(
-        state: Tensor | StateHandle,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        z: Tensor | None = None,
-        **more: object,
-    ) -> object:
-        if not isinstance(state, StateHandle):
-            return theirs(
-                state,
-                hidden_states,
-                dt,
-                A,
-                B,
-                C,
-                D,
-                dt_bias=dt_bias,
-                dt_softplus=dt_softplus,
-                z=z,
-                **more,
-            )
-        dt = _steps(dt[:, None], dt_bias, dt_softplus)
-        gate = None if z is None else z[:, None]
-        out = _over(state, hidden_states[:, None], dt, A, B[:, None], C[:, None], D, gate)[:, 0]
-        return out.to(hidden_states.dtype)
-
-    return mamba_selective_state_update
+def _one_token(
+    handle: StateHandle,
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    a: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    plus: bool,
+    gate: Tensor | None,
+) -> Tensor:
+    return _over(handle, x, _steps(dt, bias, plus), a, b, c, d, gate)
 
 
 WRAPPERS: Mapping[str, Function] = {
     "mamba_selective_scan": wrap_scan,
-    "mamba_selective_state_update": wrap_update,
+    "mamba_selective_state_update": lambda theirs: wrap_update(theirs, _one_token),
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from outrider.models.recurrent.call import NodeStates
-from outrider.models.recurrent.hooks import Function, StateHandle
+from outrider.models.recurrent.hooks import Function, StateHandle, wrap_update
 from outrider.models.recurrent.outer_product import (
     OuterProductState,
     along_paths,
@@ -125,50 +125,27 @@ def wrap_chunked(theirs: Function) -> Function:
     return mamba2_chunk_scan
 
 
-def wrap_update(theirs: Function) -> Function:
-    """`mamba2_selective_state_update` that takes a handle: one token goes the way of several.
-
-    transformers' own is not told `time_step_limit`, which the whole forward keeps to: the handle's
-    owner says it.
-    """
-
-    def mamba2_selective_state_update(
-        state: Tensor | StateHandle,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        z: Tensor | None = None,
-        **more: object,
-    ) -> object:
-        if not isinstance(state, StateHandle):
-            return theirs(
-                state,
-                hidden_states,
-                dt,
-                A,
-                B,
-                C,
-                D,
-                dt_bias=dt_bias,
-                dt_softplus=dt_softplus,
-                z=z,
-                **more,
-            )
-        bias, skip = (None if t is None else t[..., 0] for t in (dt_bias, D))  # once a channel
-        dt = _steps(dt[:, None, :, 0], bias, dt_softplus, state.states.limit)
-        b, c = B[:, None], C[:, None]
-        out = _over(state, hidden_states[:, None], dt, A[:, 0, 0], b, c, skip)[:, 0]
-        return (out if z is None else out * silu(z.float())).to(hidden_states.dtype)
-
-    return mamba2_selective_state_update
+def _one_token(
+    handle: StateHandle,
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    a: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    plus: bool,
+    gate: Tensor | None,
+) -> Tensor:
+    """transformers' own is not told `time_step_limit`, which the whole forward keeps to: the
+    handle's owner says it."""
+    bias, skip = (None if t is None else t[..., 0] for t in (bias, d))  # once a channel
+    dt = _steps(dt[..., 0], bias, plus, handle.states.limit)
+    out = _over(handle, x, dt, a[:, 0, 0], b, c, skip)
+    return out if gate is None else out * silu(gate.float())
 
 
 WRAPPERS: Mapping[str, Function] = {
     "mamba2_chunk_scan": wrap_chunked,
-    "mamba2_selective_state_update": wrap_update,
+    "mamba2_selective_state_update": lambda theirs: wrap_update(theirs, _one_token),
 }
