@@ -77,7 +77,15 @@ def gap(scores, expected):
 
 def test_every_family_is_tried():
     # with an image encoder around the text model: tests/models/test_more_multi_modal.py
-    whole = {"lfm2_vl", "qwen3_5", "qwen3_5_moe"}
+    whole = {
+        "lfm2_vl",
+        "lfm3_vl",
+        "minicpm_ocr",
+        "minicpmv4_6",
+        "minicpmv4_7",
+        "qwen3_5",
+        "qwen3_5_moe",
+    }
     assert set(SIZES) | whole == recurrent.FAMILIES
 
 
