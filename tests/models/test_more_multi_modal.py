@@ -52,8 +52,10 @@ def test_a_type_that_cannot_be_tried_says_so(monkeypatch):
     assert examine_images.examine("qwen3_5") == {"prompt": "ValueError: no form"}
 
 
-def texts(target, drafter, requests, seats, prefixes=None):
-    run = EngineRun(Engine(target, drafter, verifiers.get("match")), seats, 512, prefixes=prefixes)
+def texts(target, drafter, requests, max_num_seqs, prefixes=None):
+    run = EngineRun(
+        Engine(target, drafter, verifiers.get("match")), max_num_seqs, 512, prefixes=prefixes
+    )
     run.submit_all(requests)
     run.close()
     found = [[] for _ in requests]

@@ -76,7 +76,7 @@ def gap(scores, expected):
 
 
 def test_every_family_is_tried():
-    # with an image encoder around the text model: tests/models/test_more_multi_modal.py
+    # with an image encoder around a text model of these: test_more_multi_modal.py and the sweep
     whole = {
         "lfm2_vl",
         "lfm3_vl",
