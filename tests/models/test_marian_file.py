@@ -212,5 +212,15 @@ def test_other_files_are_refused_with_what_was_found(tmp_path):
     write(path, items(), SETTINGS | {"dec-cell": "gru"})
     with pytest.raises(ConfigurationError, match=r"has dec-cell: ssru; got .* with gru"):
         marian_file.model_of(path)
+    for lost in ("Wemb", "decoder_l2_rnn_W"):
+        write(path, {name: w for name, w in items().items() if name != lost}, SETTINGS)
+        with pytest.raises(ConfigurationError, match=r"is missing or differs; download it again"):
+            marian_file.model_of(path)
+    write(path, items(), SETTINGS | {"transformer-dim-ffn": "32"})
+    with pytest.raises(ConfigurationError, match="missing or differs"):
+        marian_file.model_of(path)
+    write(path, items(), SETTINGS | {"enc-depth": "2"})
+    with pytest.raises(ConfigurationError, match=r"encoder\.layers\.1"):
+        marian_file.model_of(path)
     with pytest.raises(ConfigurationError, match=r"one model\*\.bin and a tokenizer\.json"):
         marian_file.convert(tmp_path, tmp_path / "into")

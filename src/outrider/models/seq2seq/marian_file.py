@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
+from outrider.models.foreign_errors import first_line
 
 if TYPE_CHECKING:
     from outrider.models.seq2seq.marian_ssru import MarianSsruModel
@@ -138,10 +139,9 @@ def _tensor(stored: bytes, kind: int, shape: tuple[int, ...], name: str) -> Tens
 def model_of(path: Path) -> "MarianSsruModel":
     """The model of a Marian binary file, in float32.
 
-    Raises ConfigurationError for another architecture than a Transformer with an SSRU decoder.
+    Raises ConfigurationError for another architecture than a Transformer with an SSRU decoder, and
+    for weights that are missing, too many or of other sizes than its settings say.
     """
-    from outrider.models.seq2seq.marian_ssru import MarianSsruConfig, MarianSsruModel
-
     weights, settings = read_items(path)
     for name, wanted in _EXPECTED.items():
         if settings.get(name) != wanted:
@@ -149,6 +149,18 @@ def model_of(path: Path) -> "MarianSsruModel":
                 f"a translator with an SSRU decoder has {name}: {wanted}; got {path} with "
                 f"{settings.get(name)}; other models of Marian come as transformers' folders"
             )
+    try:
+        return _filled(weights, settings)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(
+            f"a translator's weights are those that its settings name; got {path}, in which "
+            f"{first_line(error)} is missing or differs; download it again"
+        ) from error
+
+
+def _filled(weights: dict[str, Tensor], settings: dict[str, str]) -> "MarianSsruModel":
+    from outrider.models.seq2seq.marian_ssru import MarianSsruConfig, MarianSsruModel
+
     embedded, wide = weights["Wemb"], int(settings["dim-emb"])
     pad = len(embedded)  # a text begins with an embedding of zeros, which no token has
     config = MarianSsruConfig(
@@ -180,8 +192,8 @@ def model_of(path: Path) -> "MarianSsruModel":
             made[to] = tensor.T.contiguous() if matrix else tensor.flatten()
     missing, unknown = model.load_state_dict(made, strict=False)
     left = [name for name in missing if "embed" not in name and name != "lm_head.weight"]
-    assert not left, left
-    assert not unknown, unknown
+    if left or unknown:
+        raise ValueError(", ".join([*left, *unknown]))
     model.tie_weights()
     return model
 
