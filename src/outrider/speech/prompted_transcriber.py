@@ -6,7 +6,7 @@ are decoded side by side, and a segment is what was said in one of them.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech import audio, vad
 from outrider.speech.audio import Recording, Samples
 from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
+from outrider.speech.segment_stream import SegmentStream
 from outrider.speech.settings import TranscribeSettings, compression_ratio
 from outrider.types import MultiModalInputs
 
@@ -82,7 +83,7 @@ class _AskedWindow:
     logprobs: list[float] = field(default_factory=list)
 
 
-class PromptedTranscription(Iterator[Segment]):
+class PromptedTranscription(SegmentStream):
     """The segments of one recording or several, in the order of each. Made by
     `Speculator.transcribe_stream` for audio language models; as `Transcription` for Whispers.
 
@@ -98,13 +99,9 @@ class PromptedTranscription(Iterator[Segment]):
         several: bool = True,
     ) -> None:
         _refuse(settings, model.name)
-        self.recordings, self.settings, self.several = tuple(recordings), settings, several
-        self.transcripts: list[Transcript | None] = [None] * len(self.recordings)
-        self.errors: dict[int, OutriderError] = {}
-        self._model = model
-        self._waiting = deque(range(len(self.recordings)))
+        super().__init__(recordings, several)
+        self.settings, self._model = settings, model
         self._open: list[_HeardRecording] = []
-        self._ready: deque[Segment] = deque()
         self._rows: dict[int, _AskedWindow] = {}
         self._limits = model.limits(settings.max_new_tokens or MOST_TOKENS)
         self._run = EngineRun(engine, settings.rows, self._capacity(engine))
@@ -124,41 +121,8 @@ class PromptedTranscription(Iterator[Segment]):
         assert told is None or isinstance(told, str)
         return told
 
-    @property
-    def done(self) -> bool:
-        """Whether every recording is over."""
-        return not self._waiting and not self._open
-
-    def heard(self, number: int) -> float:
-        """Seconds of a recording that are behind its last segment, for progress."""
-        if self.transcripts[number] is not None or number in self.errors:
-            return self.recordings[number].seconds
-        found = [one for one in self._open if one.number == number and one.segments]
-        return found[0].segments[-1].end if found else 0.0
-
-    def step(self) -> list[Segment]:
-        """One turn, a step of the model at most; the segments that it brought."""
-        if not self.done:
-            self._turn()
-        fresh = list(self._ready)
-        self._ready.clear()
-        return fresh
-
-    def drain(self) -> "PromptedTranscription":
-        """Transcribe to the end."""
-        for _ in self:
-            pass
-        return self
-
-    def __iter__(self) -> "PromptedTranscription":
-        return self
-
-    def __next__(self) -> Segment:
-        while not self._ready:
-            if self.done:
-                raise StopIteration
-            self._turn()
-        return self._ready.popleft()
+    def _under_way(self) -> Sequence[_HeardRecording]:
+        return self._open
 
     def _turn(self) -> None:
         """Ask about windows while there is room, one step of the model, tell what is over."""

@@ -1,7 +1,6 @@
 """Recordings side by side: read, cut, encoded once, decoded together, told segment by segment."""
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from outrider.speech import audio, captions, speech_model, words
 from outrider.speech.audio import Recording
 from outrider.speech.captions import ReferenceAligner
 from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
+from outrider.speech.segment_stream import SegmentStream
 from outrider.speech.settings import TranscribeSettings
 from outrider.speech.speech_model import WhisperModel
 from outrider.speech.vocabulary import Vocabulary
@@ -65,7 +65,7 @@ class _RecordingState:
     jobs: dict[WindowRequest, AudioWindow] = field(default_factory=dict)
 
 
-class Transcription(Iterator[Segment]):
+class Transcription(SegmentStream):
     """The segments of one recording or several, as they are heard. Made by
     `Speculator.transcribe_stream`.
 
@@ -85,11 +85,8 @@ class Transcription(Iterator[Segment]):
         settings: TranscribeSettings,
         several: bool = True,
     ) -> None:
-        self.recordings, self.settings = tuple(recordings), settings
-        self.several = several  #: whether a list of recordings was asked for
-        #: what has come of each recording, None while it is not done
-        self.transcripts: list[Transcript | None] = [None] * len(self.recordings)
-        self.errors: dict[int, OutriderError] = {}  #: by the recording's number
+        super().__init__(recordings, several)
+        self.settings = settings
         self._hearing, self._engine = hearing, engine
         vocabulary = hearing.vocabulary
         self._language = vocabulary.language(settings.language, hearing.name)
@@ -97,47 +94,10 @@ class Transcription(Iterator[Segment]):
         self._references = _references(settings.reference, len(self.recordings))
 
         self._rows = WindowDecoder(engine, hearing, settings)
-        self._waiting = deque(range(len(self.recordings)))
         self._tracks: list[_RecordingState] = []
-        self._ready: deque[Segment] = deque()
 
-    @property
-    def done(self) -> bool:
-        """Whether every recording is over."""
-        return not self._waiting and not self._tracks
-
-    def heard(self, number: int) -> float:
-        """Seconds of a recording that are behind its last segment, for progress."""
-        if self.transcripts[number] is not None or number in self.errors:
-            return self.recordings[number].seconds
-        for track in self._tracks:
-            if track.number == number and track.segments:
-                return track.segments[-1].end
-        return 0.0
-
-    def step(self) -> list[Segment]:
-        """One turn, a step of the decoder at most; the segments that it brought."""
-        if not self.done:
-            self._turn()
-        fresh = list(self._ready)
-        self._ready.clear()
-        return fresh
-
-    def drain(self) -> "Transcription":
-        """Transcribe to the end."""
-        for _ in self:
-            pass
-        return self
-
-    def __iter__(self) -> "Transcription":
-        return self
-
-    def __next__(self) -> Segment:
-        while not self._ready:
-            if self.done:
-                raise StopIteration
-            self._turn()
-        return self._ready.popleft()
+    def _under_way(self) -> Sequence[_RecordingState]:
+        return self._tracks
 
     def _turn(self) -> None:
         """Begin windows while there is room, one step of the decoder, tell what is over."""
