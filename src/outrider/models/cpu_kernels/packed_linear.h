@@ -7,7 +7,7 @@
  * inputs (256 of K formats, as many as share a scale of int8 and int4, else 32), of each first what
  * scales its tiles (their heads), then block by block the tiles. Heads of more than 64 bytes stand
  * before their own tile's first block instead: processors fetch ahead what is read in order, and where
- * 512 bytes are skipped some of them stop to (Zen 4 then reads at 12 GB/s, not at 24). `packed_linear.py`
+ * 512 bytes are skipped some stop to (`benchmarks/kernels/skipped_reads.c`). `packed_linear.py`
  * lays them so.
  */
 #pragma once
