@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import outrider
+from outrider import lazy
 from outrider.cli import (
     batch,
     chat,
@@ -22,6 +23,8 @@ from outrider.errors import OutriderError
 from outrider.models import isa
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+lazy.collect_seldom()  # not in `main`: a server's other processes import this and no more
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
