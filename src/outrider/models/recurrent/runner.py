@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
+from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import FULL, Mask, TransformersRunner
 from outrider.models.multi_modal import MultiModalRunner
 from outrider.models.recurrent import LAYERS
@@ -78,10 +79,11 @@ class RecurrentMultiModalRunner(MultiModalRunner, RecurrentRunner):
         prompt: Sequence[int],
         inputs: MultiModalInputs,
         taps: tuple[int, ...] = (),
+        known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         try:
-            return super().read_media(cache, prompt, inputs, taps)
+            return super().read_media(cache, prompt, inputs, taps, known)
         finally:
             ask(None)
 
