@@ -47,12 +47,11 @@ LEAST = 0.97  #: of plain decoding's speed
 
 def filled(model: Any, cache: Any, tokens_BL: torch.Tensor, count: int, **how: Any) -> list[Any]:
     """In place of `prefill.ingest`: the first tokens and the last are read, and stand for all."""
-    if count <= READ + 1:
+    if count <= READ + 1 or isinstance(cache, HeadCache):  # a head of one layer reads fast
         return INGEST(model, cache, tokens_BL, count, **how)
     states = INGEST(model, cache, tokens_BL, READ, **how)
     INGEST(model, cache, tokens_BL, count, **how | {"start": count - 1})
-    caches = (cache.entries, cache.own) if isinstance(cache, HeadCache) else (cache,)
-    for stack in (stack for each in caches for stack in each.stacks):
+    for stack in cache.stacks:
         first = stack[:, :, :, :READ]
         for at in range(READ, count, READ):
             stack[:, :, :, at : min(at + READ, count)] = first[:, :, :, : min(READ, count - at)]
