@@ -16,6 +16,7 @@ import tempfile
 
 import torch
 from tiny_configurations import config_for, randomise
+from tiny_media import of_text
 from transformers import AutoModelForCausalLM
 
 import outrider
@@ -62,7 +63,7 @@ def prompts():
 def generated(model, prompt):
     """Greedy text by transformers' own `generate`."""
     ids = torch.tensor([prompt])
-    out = model.generate(
+    out = of_text(model).generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=NEW,

@@ -14,6 +14,7 @@ import media_models
 import picture_forms
 import torch
 from examine import Recited, attempted, first_line, same
+from tiny_media import of_text
 
 from outrider import verifiers
 from outrider.drafters import Root
@@ -35,7 +36,7 @@ TEXT = [7, 9, 11, 13]
 def generated(model, ids, kwargs, **options):
     """What transformers writes, and the least distance of two best logits on the way."""
     ids_1L = torch.tensor([ids])
-    found = model.generate(
+    found = (model if kwargs else of_text(model)).generate(
         input_ids=ids_1L,
         attention_mask=torch.ones_like(ids_1L),
         **kwargs,

@@ -32,11 +32,9 @@ _EVERY_CALL = "its forward wants the picture at every call"
 _NO_FORM = "no tiny picture was found that transformers' own class reads; not looked into further"
 IMAGE_NOTES = {
     "blip": _EVERY_CALL,
-    "blip-2": _EVERY_CALL,
     "evolla": "it reads proteins, not pictures",
     "git": "its picture stands ahead of the prompt, which has no token for it",
     "idefics": _EVERY_CALL,
-    "instructblip": _EVERY_CALL,
     "instructblipvideo": _EVERY_CALL,
     "kosmos-2": "its picture's places are a mask beside the prompt, for which it has no token",
     "kosmos-2.5": "its picture's places are a mask beside the prompt, for which it has no token",
