@@ -177,7 +177,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=int(grace) + _TOLD,
         )
         super().__init__(config)
-        self._engine, self._grace, self._ends = site.loop, grace, ends
+        self._engine, self._grace, self._ends = site.engine, grace, ends
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; an engine that is gone for good ends its server."""
