@@ -20,6 +20,7 @@ from outrider.cli import (
 from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 from outrider.models import isa
+from outrider.models.foreign_errors import out_of_memory
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
@@ -87,20 +88,13 @@ def main() -> None:
             where = "" if error.filename is None else f" {error.filename}"
             fail(f"cannot write{where}; got {error.strerror!r}; make room, or write elsewhere")
             sys.exit(EXIT_ERROR)
-        if _out_of_memory(error):
+        if out_of_memory(error):
             fail(f"out of memory: {str(error)[:200]!r}; use a smaller model, draft or dtype")
             sys.exit(EXIT_ERROR)
         if hasattr(error, "format_message"):  # a usage error of the option parser
             fail(error.format_message())
             sys.exit(EXIT_ERROR)
         raise
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Python's, torch's on a GPU, or torch's on a CPU, which has no type of its own."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return "can't allocate memory" in str(error)
 
 
 __all__ = ["app", "main"]

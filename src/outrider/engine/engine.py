@@ -17,6 +17,7 @@ from outrider import arguments, tree, verifiers
 from outrider.costs import Costs
 from outrider.engine.batch import Batch
 from outrider.engine.beam_search.lookahead import LookaheadDepths
+from outrider.engine.draft_room import DraftRoom
 from outrider.engine.engine_run import EngineRun, Observer
 from outrider.engine.graphs import (
     Capture,
@@ -103,6 +104,7 @@ class Engine:
         self.planner = named(planner) if drafts else FixedLength()  # nothing to choose
         self.costs, self.kept = costs, kept
         self.watch = DraftWatch()  #: whether anything of a draft model is kept
+        self.room = DraftRoom(self.shapes)  #: how many nodes there is memory for
         self.paces = LookaheadDepths()  #: of beam searches
         #: What measuring may take: what is left of a load's, or as much as a load has.
         self.budget = budget.unspent()

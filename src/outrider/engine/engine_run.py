@@ -308,6 +308,9 @@ class EngineRun(Iterator[StepOutput]):
                 break
             except ProcessorError as error:
                 self._blame(error)
+            except (MemoryError, RuntimeError) as error:
+                if not self.engine.room.lost(shape, error):
+                    raise
         else:
             return
         rows = list(self._scheduler.rows)
@@ -395,7 +398,7 @@ class EngineRun(Iterator[StepOutput]):
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
             )
-        return clip_shape(shape, [row.request for row in rows])
+        return clip_shape(self.engine.room.fitting(shape), [row.request for row in rows])
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""

@@ -359,13 +359,15 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _fit(self, max_rows: int, slots: int) -> None:
         """Longer buffers if there are fewer rows or slots: doubled, so that growing stays rare."""
         old_rows, old_size = self.max_rows, self.size
+        new_rows, new_size = old_rows, old_size
         if max_rows > old_rows:
-            self.max_rows = max(max_rows, 2 * old_rows)
+            new_rows = max(max_rows, 2 * old_rows)
         if slots > old_size:
-            self.size = min(max(slots, 2 * old_size), self.capacity)
-        more_rows, more = self.max_rows - old_rows, self.size - old_size
-        if more_rows or more:
-            self.stacks = [pad(s, (0, 0, 0, more, 0, 0, 0, more_rows)) for s in self.stacks]
+            new_size = min(max(slots, 2 * old_size), self.capacity)
+        more_rows, more = new_rows - old_rows, new_size - old_size
+        if more_rows or more:  # all or nothing: there may be no memory for it
+            longer = [pad(s, (0, 0, 0, more, 0, 0, 0, more_rows)) for s in self.stacks]
+            self.stacks, self.max_rows, self.size = longer, new_rows, new_size
             self._attach()
             table, self._positions_BS = self._positions_BS, None
             if table is not None:
@@ -374,6 +376,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _attach(self) -> None:
         """Give the layers their part of the buffers."""
         for layer in self.layers:
+            if not isinstance(layer, SlotLayer):
+                continue  # a runner's own
             if 2 * layer.index in self._places:
                 key, value = (self._places[2 * layer.index + i] for i in (0, 1))
                 layer.keys = self.stacks[key[0]][key[1]]

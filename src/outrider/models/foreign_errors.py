@@ -39,3 +39,14 @@ def kind_of(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory: Python's error, torch's of a GPU, or its untyped one of a CPU.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(ValueError("no"))
+    (True, False)
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

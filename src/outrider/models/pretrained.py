@@ -24,14 +24,18 @@ from transformers import (
     PreTrainedTokenizerBase,
     WhisperFeatureExtractor,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, RemoteCodeRefused
 from outrider.models.config import read
+from outrider.models.foreign_errors import first_line
 from outrider.models.gguf_reader import quick_gguf_reader
 from outrider.models.seq2seq import OWN
 
 _log = logging.getLogger("outrider.security")
+
+_FELL_BACK: set[str] = set()  #: folders whose own files could not be imported, as was said
 
 #: Fields of a configuration that may name code on the hub: kernels in place of attention's own.
 _KERNELS = ("_attn_implementation", "_experts_implementation")
@@ -65,6 +69,10 @@ def read_config(where: str, trust: bool, **how: Any) -> PretrainedConfig:
             config: PretrainedConfig = AutoConfig.from_pretrained(
                 where, trust_remote_code=trust, **how
             )
+    except ImportError as error:
+        if not trust or not _has_own(where, error):
+            raise
+        return read_config(where, False, **how)
     except ValueError as error:
         if _registers(where, how):
             return read_config(where, trust, **how)
@@ -88,6 +96,28 @@ def _registers(where: str, how: dict[str, Any]) -> bool:
     return new
 
 
+def _has_own(where: str, error: ImportError) -> bool:
+    """Whether transformers has a class of its own for a folder whose files lack a package.
+
+    Such files come with hybrid models: they need the authors' kernels (mamba_ssm, causal_conv1d,
+    fla), where transformers' class of the same type does without. Says so, once a folder.
+    """
+    known, _ = PretrainedConfig.get_config_dict(where)
+    kind = known.get("model_type")
+    if "auto_map" not in known or kind not in CONFIG_MAPPING_NAMES:
+        return False
+    if where not in _FELL_BACK:
+        _FELL_BACK.add(where)
+        _log.warning(
+            "the Python files of %s need a package that is not installed (%s): transformers' own "
+            "%s is read in their place, and torch's operators stand for the package's kernels",
+            where,
+            first_line(error),
+            kind,
+        )
+    return True
+
+
 def read_model(kind: Any, where: str, trust: bool, **how: Any) -> Any:
     """A model by one of transformers' auto classes, with what else that returns.
 
@@ -97,6 +127,10 @@ def read_model(kind: Any, where: str, trust: bool, **how: Any) -> Any:
     try:
         with quick_gguf_reader(how.get("gguf_file")):
             return kind.from_pretrained(where, trust_remote_code=trust, weights_only=True, **how)
+    except ImportError as error:
+        if not trust or not _has_own(where, error):
+            raise
+        return read_model(kind, where, False, **how)
     except ValueError as error:
         raise _explained(error, where) from error
 

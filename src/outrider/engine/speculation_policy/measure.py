@@ -23,6 +23,7 @@ import torch
 
 from outrider.costs import Costs, Curve
 from outrider.engine.batch import Batch, begin
+from outrider.engine.draft_room import DraftRoom
 from outrider.engine.graphs import GraphedStep
 from outrider.engine.request import Request, StopConditions
 from outrider.engine.step import commit, propose, score
@@ -70,6 +71,10 @@ class Stepping(Protocol):
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
         """All that may be asked for."""
+
+    @property
+    def room(self) -> DraftRoom:
+        """How many nodes there is memory for."""
 
     def stepper(self) -> Step:
         """The verbs of a step, as a run makes them."""
@@ -133,7 +138,14 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
         took: dict[int, float] = {}
         # Up and down in turn: a plain step right behind a large one takes a quarter more.
         for shape in shapes if count % 2 else reversed(shapes):
-            nodes, each = look(shape)
+            if engine.room.fitting(shape) is not shape:
+                continue
+            try:
+                nodes, each = look(shape)
+            except (MemoryError, RuntimeError) as error:
+                if not engine.room.lost(shape, error):
+                    raise
+                continue
             took[nodes] = min(each, took.get(nodes, each))
         if count or allowed.over():
             rounds.append(took)

@@ -31,6 +31,9 @@ MIXERS: Mapping[str, str] = {
     "RwkvSelfAttention": "rwkv",
 }
 
+#: Those files whose recurrence has a kernel of ours (`cpu_kernels/outer_product.c`).
+COMPILED = frozenset({"gated_delta", "ssd"})
+
 #: Types of transformers' models whose mixers call these functions, and nothing else of that kind.
 FAMILIES = frozenset(
     {

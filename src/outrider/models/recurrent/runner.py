@@ -1,18 +1,25 @@
 """Runs models some of whose layers keep a state: their own forward, with handles for states."""
 
+import logging
 from collections.abc import Iterable, Sequence
+from functools import cache
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
+from outrider.models.cpu_kernels import outer_product
+from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import FULL, Mask, TransformersRunner
 from outrider.models.multi_modal import MultiModalRunner
-from outrider.models.recurrent import LAYERS
+from outrider.models.recurrent import COMPILED, LAYERS, MIXERS
 from outrider.models.recurrent.hooks import ask, install
 from outrider.types import MultiModalInputs, Nodes, Output
+
+_log = logging.getLogger("outrider.models")
 
 #: Other names for full attention, of layers that may keep a state besides.
 _FULL = frozenset({FULL, "attention", "hybrid"})
@@ -28,7 +35,8 @@ class RecurrentRunner(TransformersRunner):
     recurrent = True
 
     def __init__(self, model: PreTrainedModel) -> None:
-        if not install(model):
+        found = install(model)
+        if not found:
             raise UnsupportedModel(
                 f"the mixers of {type(model).__name__} call none of the functions that outrider "
                 "can stand before; got a modelling file of another version of transformers; "
@@ -41,6 +49,7 @@ class RecurrentRunner(TransformersRunner):
         _rescale(model)
         #: what the mixers cut the steps of their recurrences to
         self.limit = limit_of(model.modules())
+        self.means = f"{self.means}, states by {_kernel(found, self.device)}"
 
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
@@ -78,12 +87,34 @@ class RecurrentMultiModalRunner(MultiModalRunner, RecurrentRunner):
         prompt: Sequence[int],
         inputs: MultiModalInputs,
         taps: tuple[int, ...] = (),
+        known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         try:
-            return super().read_media(cache, prompt, inputs, taps)
+            return super().read_media(cache, prompt, inputs, taps, known)
         finally:
             ask(None)
+
+
+def _kernel(functions: Iterable[str], device: torch.device) -> str:
+    """What computes the states of mixers that call these functions; why no kernel does, if none.
+
+    The packages that transformers looks for (fla, mamba_ssm, causal_conv1d) are never asked: their
+    kernels know no trees.
+    """
+    if not {MIXERS[name] for name in functions} & COMPILED:
+        return "torch's operators"
+    why = outer_product.unsupported_reason(torch.empty(1, 1, 16, 16, device=device))
+    if why is None:
+        return "a compiled kernel"
+    if device.type == "cpu":
+        _said_once(why)
+    return f"torch's operators ({why})"
+
+
+@cache
+def _said_once(why: str) -> None:
+    _log.warning("states of hybrid models are computed by torch's operators: %s", why)
 
 
 def _rescale(model: PreTrainedModel) -> None:

@@ -87,6 +87,7 @@ class RecurrentStates:
         self.logs: dict[tuple[int, int], StateLog] = {}  # by layer and number
         self.inputs: dict[tuple[int, int], Tensor] = {}  # layer, number -> [max_rows, R, C]
         self._call: StateCall | None = None
+        self._torn = False  #: whether some layers' states stand behind others'
         self.limit = limit  #: what a model's whole forward cuts the steps of its recurrences to
 
     # ------------------------------------------------------------------ calls
@@ -233,10 +234,14 @@ class RecurrentStates:
     def _apply(self, count_B: Tensor) -> None:
         """Advance the rows' states by so many entries of the log each."""
         base_B = self.base_B[: self.rows]
+        if self._torn:
+            raise MemoryError("states of some layers only were advanced, as memory ran out")
         if bool((count_B > 0).any()):
+            self._torn = True
             for log in self.logs.values():
                 entries = tuple(ring[: self.rows] for ring in log.entries)
                 log.recurrence.apply(log.state[: self.rows], entries, base_B, count_B)
+            self._torn = False
         base_B += count_B
 
     def _rings(self) -> list[Tensor]:
@@ -277,16 +282,19 @@ class RecurrentStates:
 
     def _turn(self, ring: int) -> None:
         """Give the logs so many slots: those from `BEHIND` ahead of the states on."""
-        old, self.ring = self.ring, ring
         place = torch.arange(ring, device=self.base_B.device)
         lowest = self.base_B[:, None] - BEHIND
         # the slot of each new place that is nearest above the lowest that is still read
-        at = (lowest + (place - lowest) % ring) % old
-        self._parent_BR = self._parent_BR.gather(1, at)
-        self._depth_BR = self._depth_BR.gather(1, at)
-        self.inputs = {n: t.gather(1, _wide(at, t)) for n, t in self.inputs.items()}
-        for log in self.logs.values():
-            log.entries = tuple(t.gather(1, _wide(at, t)) for t in log.entries)
+        at = (lowest + (place - lowest) % ring) % self.ring
+        # all or nothing: there may be no memory for it
+        parents, depths = (table.gather(1, at) for table in (self._parent_BR, self._depth_BR))
+        inputs = {n: t.gather(1, _wide(at, t)) for n, t in self.inputs.items()}
+        entries = [
+            tuple(t.gather(1, _wide(at, t)) for t in log.entries) for log in self.logs.values()
+        ]
+        self.ring, self._parent_BR, self._depth_BR, self.inputs = ring, parents, depths, inputs
+        for log, longer in zip(self.logs.values(), entries, strict=True):
+            log.entries = longer
 
 
 def _behind(nodes: Nodes, base_B: Tensor) -> Nodes:
