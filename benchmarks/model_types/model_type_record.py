@@ -41,7 +41,6 @@ IMAGE_NOTES = {
     "kosmos-2": "its picture's places are a mask beside the prompt, for which it has no token",
     "kosmos-2.5": "its picture's places are a mask beside the prompt, for which it has no token",
     "mistral4": "transformers opens it as a model of text",
-    "mllama": "its layers of cross-attention want the picture's states at every call",
     "paligemma": "what is read of the picture depends on the question: its prompt is one block",
     "pi0": "it writes movements of a robot, not text",
     "shieldgemma2": "it writes two probabilities, not text",

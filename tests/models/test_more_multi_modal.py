@@ -11,6 +11,7 @@ from examine import Recited
 from hypothesis import given, settings
 from media_models import TYPES
 from test_multi_modal import ACTIONS, prompts_of, requests_of
+from test_multi_modal import FAST as MECHANISMS
 from test_multi_modal import expected as expected_of
 from test_multi_modal import recited as recited_of
 from test_multi_modal import target_of as made_of
@@ -64,7 +65,7 @@ def texts(target, drafter, requests, max_num_seqs, prefixes=None):
     return found
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+@pytest.mark.parametrize("kind", MECHANISMS)
 def test_prompts_read_in_chunks_while_others_decode(kind, monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 3)
     monkeypatch.setattr(prefill, "CHUNK", 2)

@@ -4,6 +4,7 @@ import base64
 import io
 
 import media_models as tiny_images
+import tiny_media
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -18,7 +19,7 @@ TEMPLATE = (
 
 def words():
     """A tokenizer of a few words; `<image>` is the placeholder of the tiny models."""
-    known = [f"w{at}" for at in range(tiny_images.VOCAB)]
+    known = [f"w{at}" for at in range(tiny_media.VOCAB)]
     known[0], known[1], known[2], known[3] = "<pad>", "<s>", "</s>", "<unk>"
     known[6:9] = ["[user]", "[assistant]", "[system]"]
     known[tiny_images.IMAGE] = "<image>"

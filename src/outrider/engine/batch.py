@@ -205,7 +205,11 @@ class Prefill:
         if self._media is not None and not self._read:
             assert self._reader is not None
             read, states = self._reader.read_media(
-                self.cache, self.requests[0].asked, self._media, self.drafter.taps
+                self.cache,
+                self.requests[0].asked,
+                self._media,
+                self.drafter.taps,
+                None if self._known is None else self._known.prefixes.encoded,
             )
             self._read = min(read, self._need)
             self._hidden += [tuple(state[:, : self._read] for state in states)] if states else []

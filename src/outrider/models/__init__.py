@@ -75,6 +75,7 @@ _OWN = {
     "bloom": "outrider.models.positions:BloomRunner",
     "falcon": "outrider.models.positions:FalconRunner",
     "gpt_neo": "outrider.models.positions:GPTNeoRunner",
+    "mllama": "outrider.models.mllama:MllamaRunner",
     "moshi": "outrider.models.positions:MoshiRunner",
     "mpt": "outrider.models.positions:MptRunner",
     "roformer": "outrider.models.positions:RoFormerRunner",

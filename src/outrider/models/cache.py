@@ -376,6 +376,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _attach(self) -> None:
         """Give the layers their part of the buffers."""
         for layer in self.layers:
+            if not isinstance(layer, SlotLayer):
+                continue  # a runner's own
             if 2 * layer.index in self._places:
                 key, value = (self._places[2 * layer.index + i] for i in (0, 1))
                 layer.keys = self.stacks[key[0]][key[1]]

@@ -15,6 +15,7 @@ from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
 
 if TYPE_CHECKING:
+    from outrider.models.encoder_cache import EncoderCache
     from outrider.models.lora import LoraBank
 
 
@@ -54,9 +55,11 @@ class MediaRunner(Protocol):
         prompt: Sequence[int],
         inputs: MultiModalInputs,
         taps: tuple[int, ...] = (),
+        known: "EncoderCache | None" = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a prompt up to its last placeholder into the cache of this row alone.
 
+        Images whose states are `known` are not read again.
         How many tokens were read, and their states at the taps.
         """
 

@@ -167,6 +167,7 @@ class TransformersRunner:
             extra["position_ids"] = positions_BQ
         if "logits_to_keep" in self._takes:
             extra["logits_to_keep"] = last or 0
+        extra |= self.beside(cache, tokens_BQ.shape[1])
         with evaluating(self.model, self._parts), self._listening(-1 in taps) as states:
             output = self.model(
                 input_ids=tokens_BQ,
@@ -179,6 +180,10 @@ class TransformersRunner:
         if last is not None:  # a model that takes `logits_to_keep` has cut them
             logits = logits[:, -last:]
         return Output(logits, self._tapped(taps, states, output, logits.shape[1]))
+
+    def beside(self, cache: SlotCache, queries: int) -> dict[str, object]:
+        """What a call is given besides, of what the cache keeps of the rows' inputs."""
+        return {}
 
     def _tapped(
         self, taps: tuple[int, ...], heard: list[Tensor], output: ModelOutput, few: int

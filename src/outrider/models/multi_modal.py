@@ -9,7 +9,7 @@ where the model says (`rope_deltas`), which is kept for each row.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
+from outrider.models.encoder_cache import EncoderCache
 from outrider.models.foreign_errors import first_line
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating
 from outrider.models.tree_inputs import causal
 from outrider.row_params import RowTable
-from outrider.types import MultiModalInputs, Output
+from outrider.types import MultiModalInputs, Output, RowStore
 from outrider.types.multi_modal import PER_TOKEN
 
 #: Fields of a configuration that name a token which stands for an image, a frame or sound.
@@ -124,11 +125,13 @@ class MultiModalRunner(TransformersRunner):
         prompt: Sequence[int],
         inputs: MultiModalInputs,
         taps: tuple[int, ...] = (),
+        known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder, in one call of the model's own.
 
-        The cache has this row alone. Returns how many tokens were read, and their states at the
-        taps. Raises PromptError, with the reason, where the model cannot read them.
+        The cache has this row alone. Images that are `known` are not read. Returns how many tokens
+        were read, and their states at the taps. Raises PromptError,
+        with the reason, where the model cannot read them.
         """
         assert cache.rows == 1, "rows with images are read one by one"
         count = inputs.end(prompt)
@@ -142,7 +145,11 @@ class MultiModalRunner(TransformersRunner):
         few = {} if taps or "logits_to_keep" not in self._takes else {"logits_to_keep": 1}
         with self._counting() as delta:
             try:
-                with evaluating(self.model, self._parts), self._listening(-1 in taps) as heard:
+                with (
+                    evaluating(self.model, self._parts),
+                    nullcontext() if known is None else known.standing_in(self.model),
+                    self._listening(-1 in taps) as heard,
+                ):
                     output = self.model(
                         input_ids=tokens,
                         past_key_values=cache,
@@ -162,7 +169,7 @@ class MultiModalRunner(TransformersRunner):
             cache.inputs = RowPositions(delta())
         return count, self._tapped(taps, heard, output, output.logits.shape[1])
 
-    def opened_media(self, rows: int) -> RowPositions:
+    def opened_media(self, rows: int) -> RowStore:
         """Positions that are slots."""
         return RowPositions(torch.zeros(rows, dtype=torch.int64, device=self.device))
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from outrider.models.cache import SlotCache
+from outrider.models.encoder_cache import EncoderCache
 from outrider.models.recurrent.call import PIECE, has_states
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import LanguageModel
@@ -23,6 +24,7 @@ from outrider.types import LanguageModel
 LEAST = 16  #: tokens in common from which on a part of a prompt is copied; a whole one always is
 WORTH = 64  #: tokens that a prompt waits for, so that another one that begins alike is read first
 LINE = PIECE  #: tokens between places at which states may be kept
+ENCODED = 4  #: one byte for so many of prompts is kept of images, besides
 CHECKPOINTS = 4  #: of a prompt, at most: those of the last use
 
 #: A model, an adapter of it, and tokens.
@@ -74,6 +76,7 @@ class PrefixCache:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
+        self.encoded = EncoderCache(most_bytes // ENCODED)  #: images and sound of any prompt
         self._kept: OrderedDict[_Name, KeptPrompt] = OrderedDict()
 
     def __len__(self) -> int:
@@ -199,6 +202,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Keep nothing."""
         self._kept.clear()
+        self.encoded.clear()
         self.bytes = 0
 
     def _drop(self, name: _Name) -> KeptPrompt:

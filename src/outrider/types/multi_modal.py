@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+_CROSSED = "cross_attention_mask"  #: [1, L, images, tiles], of models with cross attention
 #: Names of tensors [1, L, ...] that have a place for each token of the prompt.
 PER_TOKEN = frozenset(
     {
         "attention_mask",
-        "cross_attention_mask",
+        _CROSSED,
         "image_embeds_position_mask",
         "mm_token_type_ids",
         "token_type_ids",
@@ -46,15 +47,24 @@ class MultiModalInputs:
         """A number below zero that stands for the contents: what is read of them is theirs."""
         found = hashlib.sha256()
         for name in sorted(self.kwargs):
-            if name not in PER_TOKEN:
-                found.update(name.encode())
-                _update(found, self.kwargs[name])
+            value = self.kwargs[name]
+            if name == _CROSSED and isinstance(value, Tensor):
+                value = torch.unique_consecutive(
+                    value, dim=1
+                )  # what is seen, not by how many tokens
+            elif name in PER_TOKEN:
+                continue
+            found.update(name.encode())
+            update_digest(found, value)
         return -1 - int.from_bytes(found.digest()[:16], "big")
 
     def key(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The prompt, each placeholder replaced by what it stands for: equal keys read alike."""
         stands, digest = self.placeholders, self.digest
-        return tuple(digest if token in stands else token for token in prompt)
+        key = [digest if token in stands else token for token in prompt]
+        if _CROSSED in self.kwargs and key:  # text ahead of an image reads otherwise beside it
+            key[0] = digest - (1 + prompt[0] << 128)
+        return tuple(key)
 
     def beginning(self, count: int) -> dict[str, object]:
         """The arguments for the first `count` tokens; tensors by token are cut to them."""
@@ -64,8 +74,8 @@ class MultiModalInputs:
         }
 
 
-def _update(found: "hashlib._Hash", value: object) -> None:
-    """Add a tensor's shape and numbers, or those of several."""
+def update_digest(found: "hashlib._Hash", value: object) -> None:
+    """Add to a digest: a tensor's shape and numbers, or those of several."""
     if isinstance(value, Tensor):
         numbers = value.detach().cpu().contiguous()
         found.update(f"{numbers.dtype}{tuple(numbers.shape)}".encode())
@@ -73,6 +83,6 @@ def _update(found: "hashlib._Hash", value: object) -> None:
     elif isinstance(value, (list, tuple)):
         found.update(f"{len(value)} of".encode())
         for one in value:
-            _update(found, one)
+            update_digest(found, one)
     else:
         found.update(repr(value).encode())

@@ -12,6 +12,7 @@ from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.cpu_kernels import outer_product
+from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import FULL, Mask, TransformersRunner
 from outrider.models.multi_modal import MultiModalRunner
 from outrider.models.recurrent import COMPILED, LAYERS, MIXERS
@@ -86,10 +87,11 @@ class RecurrentMultiModalRunner(MultiModalRunner, RecurrentRunner):
         prompt: Sequence[int],
         inputs: MultiModalInputs,
         taps: tuple[int, ...] = (),
+        known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         try:
-            return super().read_media(cache, prompt, inputs, taps)
+            return super().read_media(cache, prompt, inputs, taps, known)
         finally:
             ask(None)
 

@@ -1,0 +1,59 @@
+"""What configurations of tiny random models with images or sound are made of."""
+
+from dataclasses import dataclass
+
+import torch
+
+VOCAB, IMAGE, VIDEO, FIRST, LAST = 128, 100, 101, 102, 103
+
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 8,
+    "patch_size": 4,
+}
+
+
+def text(kind, **more):
+    return {**TEXT, "model_type": kind, **more}
+
+
+def vision(kind, **more):
+    return {**VISION, "model_type": kind, **more}
+
+
+def pixels(random, *shape):
+    return torch.randn(*shape, generator=random)
+
+
+def one_picture(random, size):
+    """One picture of one size."""
+    return {"pixel_values": pixels(random, 1, 3, 8, 8)}
+
+
+@dataclass(frozen=True)
+class MediaType:
+    """How a tiny model of a type is made, and the pictures or the sound that it reads."""
+
+    config: object  #: makes the configuration
+    picture: object = one_picture  #: makes the arguments of one picture: random numbers, a size
+    typed: str | None = None  #: the argument that says which tokens are pictures, if one does
+    count: object = None  #: how many tokens a recording of a size takes, where no part says so
+    #: makes arguments that have a place for each token: ids, the arguments of the picture
+    beside: object = None
+    image: int = IMAGE  #: the token that stands for it
