@@ -129,7 +129,9 @@ def _draw(name: str, found: Row, page: Path) -> Path | None:
     rows: list[Row] = next(iter(found["tables"].values()), [])
     if not rows:
         return None
-    unit = list(rows[0])[1]
+    most = max(row.get("clients", 1) for row in rows)
+    rows = [row for row in rows if row.get("clients", most) == most]
+    unit = next(name for name, value in rows[0].items() if isinstance(value, float))
     figure, axes = drawing.panels(1, 1, (8, 0.6 + 0.28 * len(rows)))
     (axis,) = axes[0]
     names = [row["engine"] for row in rows][::-1]
@@ -137,7 +139,8 @@ def _draw(name: str, found: Row, page: Path) -> Path | None:
     colours = ["#1f6f8b" if one.startswith("outrider") else "#b0a99f" for one in names]
     bars = axis.barh(names, values, color=colours)
     axis.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=8)
-    axis.set_xlabel(f"{unit} (less is better)")
+    at = f", {most} clients" if "clients" in rows[0] else ""
+    axis.set_xlabel(f"{unit}{at} (less is better)")
     axis.margins(x=0.1)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
