@@ -1,6 +1,5 @@
 """DFlash heads: the law of each place in a block against its formulas, folders, texts, refusals."""
 
-
 import pytest
 import torch
 from tiny_dflash import BLOCK, MASK, block_states, dflash, written

@@ -1,6 +1,5 @@
 """P-EAGLE and DSpark heads: the law of every place against their formulas, folders, texts."""
 
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
