@@ -22,8 +22,8 @@ import torch
 import outrider
 from outrider import SamplingParams, StopConditions
 from outrider.engine.speculation_policy import FixedLength, measure
-from outrider.models import cpu_kernels
 from outrider.models.cache import SlotCache
+from outrider.models.cpu_kernels import layer_kernels
 from outrider.models.tree_inputs import causal
 from outrider.shipped import shipped
 
@@ -80,7 +80,7 @@ def tables(count: int = 6, tokens: int = 192) -> None:
 def attention(layers: int = 30, rounds: int = 5) -> None:
     """The least of the rounds; each layer has a cache of its own, as in a model."""
     shape = SimpleNamespace(heads=9, kv_heads=3, size=64, eps=1e-5)
-    kernels = cpu_kernels.CpuKernels(shape, *torch.randn(2, 4096, 64).bfloat16())
+    kernels = layer_kernels.CpuKernels(shape, *torch.randn(2, 4096, 64).bfloat16())
     for behind, queries in CASES:
         stores = [SlotCache(1, 1, 2048).layers[0] for _ in range(layers)]
         for store in stores:

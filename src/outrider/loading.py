@@ -11,6 +11,7 @@ import torch
 from outrider.drafters.recipes import DrafterParts
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
+from outrider.lazy import uncollected
 from outrider.load_config import LoadConfig
 from outrider.models import (
     TreeDecoder,
@@ -83,7 +84,7 @@ def load(
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
     resolved = resolve(_config(target, draft, options))
-    with budget.under(budget.unspent()):
+    with budget.under(budget.unspent()), uncollected():
         setting, calibration = choose_setting(resolved)
         models = build(resolved, setting)
         tree_check = check(resolved, setting, models)
@@ -149,6 +150,8 @@ def choose_setting(resolved: ResolvedConfig) -> tuple[Setting, Calibration | Non
         own = _target(resolved, setting)
         return own, _draft(resolved, 0, setting) if drafts else None
 
+    if resolved.place.type == "cpu" and native.late():
+        budget.current().close()
     setting, calibration = resolve_runtime(
         resolved.runtime, target, drafts, built, resolved.place, resolved.depth
     )

@@ -110,9 +110,9 @@ def test_code_that_does_no_harm_runs():
     assert not sandbox.passes("x = 1", ["x == 1", "x == 2"])
 
 
-def written(out):
+def written(out, *more):
     words = ["--model", "shipped", "--no-pictures", "--each", "1", "-n", "6", "-t", "0"]
-    words += ["--drafters", "default,suffix"]
+    words += ["--drafters", "default,suffix", *more]
     done = CliRunner().invoke(app, ["tasks", *words, "--out", str(out)])
     assert done.exit_code == 0, done.exception
     return json.loads((out / "tasks.json").read_text())
@@ -138,6 +138,7 @@ def test_a_run_has_speeds_scores_and_files_of_spec_bench_and_goes_on(
     ratio = plain["cpu_time"] / one["cpu_time"] * len(one["ids"]) / len(plain["ids"])
     assert speeds["suffix"]["rewrite"] == f"{ratio:.2f}"
     assert "prompts 1 to 6, up to 6 tokens" in first["titles"]["speed"]
+    assert 0 < mine["default, T 0, question 3"]["drafted"]
     answers = (tmp_path / "spec-bench/model_answer/suffix-temp0.jsonl").read_text().splitlines()
     found = json.loads(answers[2])
     assert (found["question_id"], found["category"]) == (3, "writing")
@@ -148,6 +149,20 @@ def test_a_run_has_speeds_scores_and_files_of_spec_bench_and_goes_on(
     lines = (tmp_path / "spec-bench/question.jsonl").read_text().splitlines()
     asked = [json.loads(line) for line in lines]
     assert [row["turns"] for row in asked] == [task.turns for task in tasks(1)]
+
+
+def test_batches_have_the_texts_of_single_prompts(tmp_path, shipped, monkeypatch):
+    monkeypatch.setattr(experiment, "load", lambda *given, **named: shipped)
+    written(tmp_path / "single")
+    told = written(tmp_path / "batches", "--rows", "4")
+    assert "4 together" in told["titles"]["arms"]
+    texts = {}
+    for name in ("single", "batches"):
+        lines = (tmp_path / name / "tasks.jsonl").read_text().splitlines()
+        rows = map(json.loads, lines)
+        texts[name] = {row["key"]: row["ids"] for row in rows}
+    assert len(texts["batches"]) == 3 * 6
+    assert texts["batches"] == texts["single"]
 
 
 def made_up(speed=2.0, worse=0.0, each=4):

@@ -49,6 +49,14 @@ def test_what_is_measured_counts_and_what_lies_between_does_not(clock):
     assert not Budget().limited
 
 
+def test_nothing_is_left_of_a_budget_that_was_closed():
+    allowed = Budget(5.0)
+    allowed.close()
+    allowed.allow(135_000_000)
+    assert allowed.over()
+    assert allowed.limited
+
+
 @pytest.mark.parametrize(
     ("parameters", "loading", "seconds"),
     [(135_000_000, 1.0, 5.0), (7_000_000_000, 30.0, 2.0), (7_000_000_000, 400.0, 8.0)],

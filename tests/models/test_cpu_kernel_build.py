@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import signal
@@ -15,12 +16,13 @@ import pytest
 import torch
 from test_cpu_kernels import BF16, call_of, filled, random_nodes
 
-from outrider.models import LlamaRunner, calibrate, cpu_kernels, isa
+from outrider.models import LlamaRunner, calibrate, isa
 from outrider.models.cpu_kernels import (
     build,
     build_process,
     cross_attention,
     int8,
+    layer_kernels,
     prebuilt,
     tile_kernels,
 )
@@ -249,6 +251,10 @@ def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path
     key = calibrate.key()
     why = "still being compiled after 0.3 s; the next start has them"
     assert build.unbuilt() == why
+    assert build.late()
+    group = build._state.background._process.pid
+    nice = {os.getpriority(os.PRIO_PROCESS, one) for one in alive(group)}
+    assert nice == {19}  # what the next start will have takes nothing from this one
     assert [record.getMessage().split()[0] for record in caplog.records] == ["compiling", "going"]
     (order := build._state.background).stop()
     fresh.setenv("CC", "cc")
@@ -258,8 +264,23 @@ def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path
         anew(fresh)
         fresh.setattr(build, "PATIENCE", 900.0)
         assert build.unbuilt() is None
+        assert not build.late()
         assert calibrate.key() != key
     assert not alive(order._process.pid)
+
+
+@needs_cc
+def test_before_torch_is_there_nothing_is_loaded(fresh, tmp_path):
+    """A library brings its threads along, and torch's own are to be there first."""
+    fresh.setattr(build, "TEXTS", small(1))
+    build.start_before_torch()
+    assert build._state.background is not None
+    build.wait()
+    assert build._state.found.path in [*tmp_path.rglob("*.so")]
+    anew(fresh)
+    build.start_before_torch()
+    assert build._state.background is None
+    assert build._state.found is None
 
 
 WAITS = """
@@ -390,7 +411,7 @@ def test_every_function_is_called_as_its_source_declares():
         assert build.taken(name, build.TEXTS) != types[1:]
     fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["attend.h"])[1]
     fields = re.sub(r"/\*.*?\*/|int64_t|\s", "", fields).replace(";", ",").strip(",").split(",")
-    assert [(name, ctypes.c_int64) for name in fields] == cpu_kernels._AttentionSizes._fields_
+    assert [(name, ctypes.c_int64) for name in fields] == layer_kernels._AttentionSizes._fields_
 
 
 @pytest.mark.parametrize(

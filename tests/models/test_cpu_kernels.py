@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from outrider.models import LlamaRunner, TreeDecoder, cpu_kernels
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.cache import SlotCache
-from outrider.models.cpu_kernels import build, tile_kernels
+from outrider.models.cpu_kernels import build, layer_kernels, tile_kernels
 from outrider.models.tree_inputs import causal
 from outrider.testing import models
 from outrider.types import Nodes
@@ -28,7 +28,7 @@ def compiler():
 def call_of(heads, kv_heads, size, nodes, kind=BF16):
     shape = SimpleNamespace(heads=heads, kv_heads=kv_heads, size=size, eps=1e-5)
     tables = torch.randn(2, 512, size, generator=torch.Generator().manual_seed(size)).to(kind)
-    return cpu_kernels.CpuKernels(shape, *tables).open(nodes), tables
+    return layer_kernels.CpuKernels(shape, *tables).open(nodes), tables
 
 
 def tiled(size, kind=BF16):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import outrider
+from outrider import lazy
 from outrider.cli import (
     batch,
     chat,
@@ -23,6 +24,8 @@ from outrider.models import isa
 from outrider.models.foreign_errors import out_of_memory
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+lazy.collect_seldom()  # not in `main`: a server's other processes import this and no more
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -16,6 +16,7 @@ from outrider.cli.gathered import Target as Target
 from outrider.cli.gathered import Threads as Threads
 from outrider.drafters import DRAFTERS
 from outrider.load_config import RUNTIME, LoadConfig
+from outrider.models.cpu_kernels import build
 
 if TYPE_CHECKING:
     from outrider.text.speculator import Speculator
@@ -341,12 +342,23 @@ def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
         return load(replace(config, dtype=dtype))
 
 
+def compile_ahead(device: object) -> None:
+    """Begin to compile kernels, where there are none yet, before torch is imported.
+
+    Without a device named, a machine with a card of NVIDIA's runs models there.
+    """
+    if device == "cpu" or (device is None and not Path("/dev/nvidiactl").exists()):
+        build.start_before_torch()
+
+
 def with_setup(command: Command) -> Command:
     """A command whose parameter `setup` is a `LoadConfig`, typed as one option per field."""
 
     @functools.wraps(command)
     def run(setup: Any, **typed: object) -> None:
-        command(setup=config_of(vars(setup)), **typed)
+        config = config_of(vars(setup))
+        compile_ahead(config.device)
+        command(setup=config, **typed)
 
     return gathered("setup", _AsTyped, "Model and drafting")(run)
 

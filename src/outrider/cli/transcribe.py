@@ -185,6 +185,7 @@ def transcribe(
             f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
         )
     if heard:
+        options.compile_ahead(device)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
         with working(LOADING):
             speculator = load(

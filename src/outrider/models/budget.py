@@ -44,8 +44,9 @@ class Budget:
         self._ceiling = math.inf  #: what a part of it may spend to
 
     def allow(self, parameters: int) -> None:
-        """Set it for a model of this size, which is loaded by now; one without an end stays so."""
-        if math.isfinite(self.seconds):
+        """Set it for a model of this size, which is loaded by now; one without an end stays so, and
+        one that was closed."""
+        if 0 < self.seconds < math.inf:
             loading = time.process_time() - self._began - self.spent
             large = max(LEAST, SHARE * loading)
             self.seconds = SECONDS if parameters <= SMALL else large
@@ -64,7 +65,11 @@ class Budget:
     @property
     def limited(self) -> bool:
         """Whether it ends."""
-        return math.isfinite(min(self.seconds, self._ceiling))
+        return min(self.seconds, self._ceiling) < math.inf
+
+    def close(self) -> None:
+        """Nothing more is spent: all is estimated from one look at it."""
+        self.seconds = 0.0
 
     def over(self) -> bool:
         """Whether there is nothing left of it."""

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from outrider.models import cpu_kernels, layer_ops
+from outrider.models import layer_ops
 from outrider.models.attention import fused as attend
 from outrider.models.attention import steady
 from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.cpu_kernels import layer_kernels
 from outrider.models.linear import fused
 from outrider.models.weight_only import WeightOnlyTensor
 
@@ -56,11 +57,11 @@ def chosen(
     half = shape.size // 2
     sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
     cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
-    unfit = cpu_kernels.unsupported_reason(shape, shape.hidden, shape.inner, act, like)
+    unfit = layer_kernels.unsupported_reason(shape, shape.hidden, shape.inner, act, like)
     if unfit is None:
         return Chosen(
-            cpu_kernels.CpuKernels(shape, cos, sin),
-            cpu_kernels.ROUNDING,
+            layer_kernels.CpuKernels(shape, cos, sin),
+            layer_kernels.ROUNDING,
             "a lean decoder, compiled",
         )
     groups = shape.heads // shape.kv_heads

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
 from outrider.models import peft_models, weight_packing
 from outrider.models.linear import Product, product, steady
+from outrider.models.weight_only import finite
 
 Adapters: TypeAlias = tuple[str | None, ...]  #: of each row, by name; None: the base alone
 
@@ -85,7 +86,7 @@ def read_lora(name: str, folder: str | Path) -> dict[str, LoraWeights]:
         if both.keys() != {"A", "B"}:
             raise refuse(f"it has half of {layer}", "download it again")
         down_RI, up_OR = both["A"], both["B"]
-        if not bool(down_RI.isfinite().all() and up_OR.isfinite().all()):
+        if not (finite(down_RI) and finite(up_OR)):
             raise refuse(f"its weights of {layer} are no numbers", "download it again")
         found[layer] = LoraWeights(down_RI, up_OR * _scaling(said, layer, down_RI.shape[0]))
     if not found:

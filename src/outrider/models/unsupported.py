@@ -13,6 +13,7 @@ from outrider import arguments
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
 from outrider.models import recurrent, seq2seq
 from outrider.models.config import decoder_of, read, states_width
+from outrider.models.weight_only import finite
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
 _EXPERTS = "how many tokens an expert takes depends on the whole call, so on a node's siblings"
@@ -279,7 +280,7 @@ def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:
 
     >>> check_numbers({"up.weight": torch.tensor([1.0])}, "the head 'my-head'")
     """
-    bad = [name for name, weight in weights.items() if not bool(weight.isfinite().all())]
+    bad = [name for name, weight in weights.items() if not finite(weight)]
     if bad:
         raise NumericalError(
             f"the weights of {what} are no numbers; got NaN or infinity in {len(bad)} of "

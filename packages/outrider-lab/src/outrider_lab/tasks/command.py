@@ -60,6 +60,9 @@ def tasks(
             "--run-code/--no-run-code", help="Run what the model writes against tests, fenced in."
         ),
     ] = True,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Prompts that are decoded together: a batch.")
+    ] = 1,
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     threads: Annotated[
@@ -73,7 +76,7 @@ def tasks(
     asked = experiment.ExperimentRequest(
         target, draft, drafters, table, skip, dtype, threads, problems
     )
-    amount = experiment.amount(quick, new_tokens, temperature, seed, run_code)
+    amount = experiment.amount(quick, new_tokens, temperature, seed, run_code, rows)
     count = each or (4 if quick else None)
     with bar("tasks") as progress:
         tables, titles = experiment.run(asked, count, amount, out, progress, pictures)

@@ -39,11 +39,13 @@ def amount(
     temperatures: list[float] | None,
     seed: int,
     run_code: bool,
+    rows: int = 1,
 ) -> TasksAmount:
     """How much is measured; what was asked for goes before what is quick."""
     usual = TasksAmount(32 if quick else 128)
     temperatures = list(dict.fromkeys(temperatures or usual.temperatures))
-    return TasksAmount(new_tokens or usual.new_tokens, tuple(temperatures), seed, run_code)
+    tokens = new_tokens or usual.new_tokens
+    return TasksAmount(tokens, tuple(temperatures), seed, run_code, rows=rows)
 
 
 def run(
@@ -112,6 +114,7 @@ def _default(base: Speculator) -> str:
 def _titles(prompts: int, amount: TasksAmount, clock: str) -> dict[str, str]:
     by = "one thread's CPU time" if clock == "cpu_time" else "by the wall clock"
     size = f"prompts 1 to {prompts}, up to {amount.new_tokens} tokens"
+    size += f", {amount.rows} together" if amount.rows > 1 else ""
     return {
         "arms": f"what arms take and get: {size}, whole calls, {by}",
         "speed": f"times faster than plain decoding, by kind of prompt: {size}, whole calls, {by}",

@@ -1,12 +1,13 @@
-"""Every drafter on every prompt: times, texts, scores; in turn, one prompt after the other.
+"""Every drafter on every prompt: times, texts, scores; in turn, one batch after the other.
 
-Times are those of whole calls, prompt included, as Spec-Bench has them. On one thread the clock is
-that thread's CPU time, which other work on the machine does not disturb; else it is the wall's.
+Times are those of whole calls, prompt included, as Spec-Bench has them; an answer of a batch has
+the part of its call that it has of the tokens. On one thread the clock is that thread's CPU time,
+which other work on the machine does not disturb; else it is the wall's.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from outrider import Engine, SamplingParams, StopConditions
 from outrider.cli.console import Show
 from outrider.drafters import ReferenceLookup
+from outrider.stats import RequestStats
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider_lab.bench.measure import turns
@@ -32,6 +34,7 @@ class TasksAmount:
     seed: int = 0
     run_code: bool = True  #: whether tests of code are run
     scored: bool = True  #: whether answers are
+    rows: int = 1  #: prompts that are decoded together
 
 
 @dataclass(frozen=True)
@@ -53,24 +56,27 @@ def run(
 ) -> TaskAnswers:
     """Measure what the store does not have yet."""
     prompts = [token_ids(base.tokenizer, task.turns) for task in tasks]
+    batches = [range(len(tasks))[at : at + amount.rows] for at in range(0, len(tasks), amount.rows)]
     every = [
-        (t, task, arm)
+        (t, batches[batch], arm)
         for t in amount.temperatures
-        for _, task, arm in turns(list(engines), len(tasks))
+        for _, batch, arm in turns(list(engines), len(batches))
     ]
     found: dict[tuple[float, str], list[Row]] = {(t, a): [] for t, _, a in every}
     warm: set[str] = set()
-    for done, (t, number, arm) in enumerate(every):
-        task, engine = tasks[number], engines[arm]
+    for done, (t, batch, arm) in enumerate(every):
         progress(f"{arm}, T = {t:g}", done, len(every))
-
-        key = f"{arm}, T {t:g}, question {task.question_id}"
-        if key not in store.rows and arm not in warm:
-            warm.add(arm)
-            _decode(base, engine, tasks[0], prompts[0], SamplingParams(t, seed=0), 8)
-        found[t, arm].append(
-            store.get(key, _answered, base, engine, task, prompts[number], t, amount)
-        )
+        keys = {at: f"{arm}, T {t:g}, question {tasks[at].question_id}" for at in batch}
+        left = [at for at in batch if keys[at] not in store.rows]
+        made: dict[int, Row] = {}
+        if left:
+            of = [tasks[at] for at in left], [prompts[at] for at in left]
+            if arm not in warm:
+                warm.add(arm)
+                short = replace(amount, new_tokens=8)
+                _decode(base, engines[arm], [tasks[0]], [prompts[0]], t, short)
+            made = dict(zip(left, _answered(base, engines[arm], *of, t, amount), strict=True))
+        found[t, arm] += [store.get(keys[at], made.__getitem__, at) for at in batch]
     progress("done", len(every), len(every))
     return TaskAnswers(list(tasks), list(engines), found)
 
@@ -78,45 +84,69 @@ def run(
 def _answered(
     base: Speculator,
     engine: Engine,
-    task: PromptTask,
-    prompt: list[int],
+    tasks: Sequence[PromptTask],
+    prompts: Sequence[list[int]],
     t: float,
     amount: TasksAmount,
-) -> Row:
-    """One answer, scored."""
-    how = SamplingParams(t, seed=amount.seed + task.question_id)
-    row = _decode(base, engine, task, prompt, how, amount.new_tokens)
-    worth = {}
-    if amount.scored:
-        worth = scores.scores(task, row["text"], row["ids"], amount.run_code)
-    return row | {"scores": worth, "finished": time.time()}
+) -> list[Row]:
+    """The answers of one batch, scored."""
+    rows = _decode(base, engine, tasks, prompts, t, amount)
+    for task, row in zip(tasks, rows, strict=True):
+        worth = {}
+        if amount.scored:
+            worth = scores.scores(task, row["text"], row["ids"], amount.run_code)
+        row |= {"scores": worth, "finished": time.time()}
+    return rows
 
 
 def _decode(
     base: Speculator,
     engine: Engine,
-    task: PromptTask,
-    prompt: list[int],
-    how: SamplingParams,
-    most: int,
-) -> Row:
-    """One answer, with its times and the tokens of each step."""
+    tasks: Sequence[PromptTask],
+    prompts: Sequence[list[int]],
+    t: float,
+    amount: TasksAmount,
+) -> list[Row]:
+    """The answers of one batch, each with its part of the time and the tokens of each step."""
     copied = None
-    if isinstance(engine.drafter, ReferenceLookup) and task.text:
-        copied = [encode(base.tokenizer, task.text)]
+    if isinstance(engine.drafter, ReferenceLookup):
+        copied = [encode(base.tokenizer, task.text) if task.text else [] for task in tasks]
+    how = [SamplingParams(t, seed=amount.seed + task.question_id) for task in tasks]
+    ends = StopConditions(amount.new_tokens, base.eos_ids)
     wall, cpu = time.perf_counter(), time.thread_time()
-    going = engine.run([prompt], [how], [StopConditions(most, base.eos_ids)], references=copied)
-    steps = [list(block.token_ids) for block in going]
+    going = engine.run(prompts, how, ends, references=copied)
+    steps: list[list[list[int]]] = [[] for _ in tasks]
+    for block in going:
+        steps[block.row].append(list(block.token_ids))
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+    total = sum(len(step) for row in steps for step in row)
+    return [
+        _row(base, prompt, row, (cpu / total, wall / total), counts)
+        for prompt, row, counts in zip(prompts, steps, going.requests, strict=True)
+    ]
+
+
+def _row(
+    base: Speculator,
+    prompt: list[int],
+    steps: list[list[int]],
+    each: tuple[float, float],
+    counts: RequestStats,
+) -> Row:
+    """One answer; `each`: seconds a token, of the processor and by the clock."""
     ids = [token for step in steps for token in step]
     return {
         "text": base.tokenizer.decode(ids, skip_special_tokens=True),
         "ids": ids,
         "prompt tokens": len(prompt),
-        "wall_time": wall,
-        "cpu_time": cpu,
-        "steps": going.stats.engine_steps,
+        "wall_time": each[1] * len(ids),
+        "cpu_time": each[0] * len(ids),
+        "steps": counts.steps,
         "accept_lengths": [len(step) for step in steps],
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "overlap": counts.overlap,
+        "overlaps": counts.overlaps,
     }
 
 
@@ -136,4 +166,6 @@ def store_of(out: Path, base: Speculator, amount: TasksAmount, more: Row) -> rec
         "code is run": amount.run_code,
         "clock": clock(base),
     }
+    if amount.rows > 1:
+        settings["rows"] = amount.rows
     return record.Store(out, "tasks", settings | more)

@@ -18,6 +18,8 @@ from outrider_lab.tasks.run import TaskAnswers
 from outrider_lab.tasks.scores import NAMES
 
 Key = tuple[float, str]  #: temperature and arm
+#: Means that are told of an arm, and the counts whose quotients they are.
+RATES = (("accepted", "accepted", "drafted"), ("alpha", "overlap", "overlaps"))
 
 
 def ratios(answers: TaskAnswers, clock: str) -> dict[Key, list[float]]:
@@ -49,7 +51,9 @@ def arms(answers: TaskAnswers, clock: str) -> list[Row]:
     """A row for each temperature and arm, plain decoding's too: time, block efficiency, pass@1.
 
     `ms a token` is the sum of times over the sum of tokens; `tokens a call` counts the token that
-    the target adds itself; pass@1 is the share of code that passes its tests, one answer each.
+    the target adds itself; `accepted` is the share of drafted tokens that were kept, `alpha` the
+    mean of sum min(target, draft), of drafters that have probabilities; pass@1 is the share of code
+    that passes its tests, one answer each.
     """
     found: list[Row] = []
     for (t, arm), rows in answers.rows.items():
@@ -62,6 +66,11 @@ def arms(answers: TaskAnswers, clock: str) -> list[Row]:
             "ms a token": shown(took),
             "tokens a call": shown(calls),
         }
+        for name, part, whole in RATES:
+            counted = [one for one in rows if one.get(whole)]
+            if len(counted) > 1:
+                of = [one[part] for one in counted], [one[whole] for one in counted]
+                row[name] = shown(intervals.quotient(*of))
         passed = [row["scores"]["passes"] for row in rows if "passes" in row["scores"]]
         if passed:
             row["pass@1"] = shown(intervals.mean(passed, intervals.SHARE))

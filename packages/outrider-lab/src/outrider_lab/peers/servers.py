@@ -1,0 +1,208 @@
+"""Servers under so many clients at once: tokens a second, processor time a token, waiting.
+
+Every server has a process of its own on the same cores; the clients, OpenAI's, ask from here. Each
+takes the next prompt as soon as its last answer is there. Servers take turns, round by round.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.cli.console import Show
+from outrider.errors import ConfigurationError
+from outrider_lab.certify.report import Row
+from outrider_lab.papers.record import Store
+from outrider_lab.peers.engines import LLAMA, VLLM, EngineGone, EngineProcess
+from outrider_lab.peers.text import DEFAULT, LLAMA_PLAIN, PLAIN, Arm, title_of
+
+if TYPE_CHECKING:
+    import openai
+
+
+@dataclass(frozen=True)
+class ServersRequest:
+    """What is measured of one file.
+
+    model    a GGUF file; `folder` the same model as a folder, for servers that read no such file
+    own, peer  the Python of our server, and of the others'
+    clients  how many ask at once, each a measurement
+    modes    llama.cpp's n-gram modes besides plain decoding
+    """
+
+    model: Path
+    folder: Path | None
+    own: str
+    peer: str
+    engines: tuple[str, ...]
+    clients: tuple[int, ...]
+    modes: tuple[str, ...]
+    cores: tuple[int, ...] = (0,)
+    dtype: str = "auto"
+    tokens: int = 64
+    rounds: int = 3
+    context: int = 1024
+
+
+@dataclass
+class ServersFigures:
+    """What came of every server: its rounds by number of clients, and why some are left out.
+
+    rounds  wall, worked (processor seconds), tokens, texts, waits (seconds of each answer), memory
+    """
+
+    rounds: dict[int, dict[str, list[Row]]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def arms(asked: ServersRequest) -> list[Arm]:
+    """Every server that is there, plain and drafting."""
+    usual: dict[str, Any] = {
+        "model": str(asked.model),
+        "threads": max(len(asked.cores), 1),
+        "cores": list(asked.cores),
+        "rows": max(asked.clients),
+        "context": asked.context,
+    }
+    mine = usual | {"engine": "outrider, server", "dtype": asked.dtype}
+    found = [
+        Arm(PLAIN, asked.own, mine | {"more": ["--drafter", "root"]}),
+        Arm(DEFAULT, asked.own, mine | {"more": []}),
+    ]
+    if LLAMA.name in asked.engines:
+        for mode in ("NONE", *asked.modes):
+            name = LLAMA_PLAIN if mode == "NONE" else f"llama.cpp {mode}"
+            words = usual | {"engine": "llama.cpp, server", "mode": mode}
+            found.append(Arm(name, asked.peer, words, {"cache_prompt": False}))
+    if VLLM.name in asked.engines and asked.folder is not None:
+        words = usual | {"engine": "vLLM, server", "model": str(asked.folder)}
+        ngram = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+        found.append(Arm("vLLM bf16", asked.peer, words | {"more": []}))
+        more = ["--speculative-config", ngram]
+        found.append(Arm("vLLM bf16, n-grams", asked.peer, words | {"more": more}))
+    return found
+
+
+class RunningServer:
+    """A server of one arm, and a client of it."""
+
+    def __init__(self, arm: Arm) -> None:
+        import openai
+
+        self.arm, self.process = arm, EngineProcess(arm.python, arm.words)
+        base = f"{self.process.ready['address']}/v1"
+        self.client = openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=600)
+        self.name = self.client.models.list().data[0].id
+
+    def answer(self, prompt: list[int], tokens: int) -> tuple[str, int, float]:
+        """Text, tokens and seconds of one greedy answer."""
+        started = time.perf_counter()
+        told: openai.types.Completion = self.client.completions.create(
+            model=self.name,
+            prompt=prompt,
+            max_tokens=tokens,
+            temperature=0,
+            extra_body=self.arm.ask,
+        )
+        assert told.usage is not None
+        took = time.perf_counter() - started
+        return told.choices[0].text, told.usage.completion_tokens, took
+
+    def round(self, prompts: Sequence[list[int]], clients: int, tokens: int) -> Row:
+        """All prompts, asked by so many clients."""
+        before, started = self.process.ask()["worked"], time.perf_counter()
+        with ThreadPoolExecutor(clients) as pool:
+            every = list(pool.map(lambda prompt: self.answer(prompt, tokens), prompts))
+        wall, after = time.perf_counter() - started, self.process.ask()["worked"]
+        return {
+            "wall": wall,
+            "worked": after - before,
+            "tokens": sum(count for _, count, _ in every),
+            "texts": [text for text, _, _ in every],
+            "waits": [took for _, _, took in every],
+        }
+
+    def close(self) -> None:
+        """End it."""
+        self.client.close()
+        self.process.close()
+
+
+def run(
+    asked: ServersRequest, prompts: Sequence[list[int]], store: Store, progress: Show
+) -> ServersFigures:
+    """Measure what the store does not have yet: round by round, by clients, server by server."""
+    if not os.path.exists("/proc/self/task"):
+        raise ConfigurationError(
+            "servers are measured by what Linux says of processes in /proc; got a system without "
+            "it; leave --clients out"
+        )
+    title, found = title_of(asked.model), ServersFigures()
+    servers: list[RunningServer] = []
+    try:
+        for arm in arms(asked):
+            progress(f"{title}: server of {arm.name} starts", 0, 1)
+            try:
+                servers.append(RunningServer(arm))
+            except EngineGone as gone:
+                found.left_out[arm.name] = str(gone)
+        for clients in asked.clients:
+            found.rounds[clients] = {server.arm.name: [] for server in servers}
+            for server in servers:  # warm
+                server.round(prompts[:clients], clients, 4)
+        every = [(n, c, s) for n in range(asked.rounds) for c in asked.clients for s in servers]
+        for done, (number, clients, server) in enumerate(every):
+            name = server.arm.name
+            progress(f"{title}: {clients} clients, {name}", done, len(every))
+            key = f"{title}: {clients} clients, {name}, round {number}"
+            row = store.get(key, server.round, prompts, clients, asked.tokens)
+            found.rounds[clients][name].append(row)
+    finally:
+        for server in servers:
+            server.close()
+    return found
+
+
+def table(found: ServersFigures) -> list[Row]:
+    """A row for each number of clients and server.
+
+    Sums over rounds; brackets have the least and the most of single rounds. Times the best other's
+    are of processor time, where others are there.
+    """
+    rows: list[Row] = []
+    first = found.rounds[min(found.rounds)].get(PLAIN, [])
+    meant = first[0]["texts"] if first else []
+    for clients, arms in found.rounds.items():
+        theirs = [name for name in arms if not name.startswith("outrider")]
+        best = min(theirs, key=lambda name: _each(arms[name]), default=None)
+        for name, its in arms.items():
+            waits = [wait for one in its for wait in one["waits"]]
+            same = sum(a.strip() == b.strip() for a, b in zip(its[0]["texts"], meant, strict=True))
+            row: Row = {
+                "clients": clients,
+                "engine": name,
+                "ms a token, CPU": _each(its),
+                "tokens a second, wall": 1e3 / _each(its, "wall"),
+                "answer, s (median)": statistics.median(waits),
+            }
+            if best is not None:
+                row["times the best other's, CPU"] = _times(arms[best], its)
+            row["times our plain, CPU"] = _times(arms[PLAIN], its)
+            row[f"texts as our plain's, {min(found.rounds)} clients"] = f"{same} of {len(meant)}"
+            rows.append(row)
+    return rows
+
+
+def _each(rows: Sequence[Row], name: str = "worked") -> float:
+    """Milliseconds a token of all rounds."""
+    return float(1e3 * sum(row[name] for row in rows) / sum(row["tokens"] for row in rows))
+
+
+def _times(others: Sequence[Row], mine: Sequence[Row]) -> str:
+    """How many times less processor time, and its least and most of single rounds."""
+    each = [_each([a]) / _each([b]) for a, b in zip(others, mine, strict=True)]
+    return f"{_each(others) / _each(mine):.2f} [{min(each):.2f}, {max(each):.2f}]"

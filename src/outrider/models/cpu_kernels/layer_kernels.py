@@ -1,0 +1,150 @@
+"""What stands between a Llama's products, compiled for a CPU: three calls a layer.
+
+States, their cache and weights are bfloat16 or float32; sums are float32. A row is computed in one
+order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a call has to be tried at
+load, and none is padded.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.cache import SlotLayer
+from outrider.models.cpu_kernels import build, tile_kernels
+from outrider.models.layer_ops import AttentionShape
+from outrider.types import Nodes
+
+#: Every count of nodes and every width is as good as any other, and so is every tree.
+ROUNDING = BatchInvariance(skipped=(), trees=True)
+LANES, WIDEST = 16, 256  #: of attend.c
+DTYPES = (torch.bfloat16, torch.float32)  #: of states, and of the cache
+_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+
+
+class _AttentionSizes(ctypes.Structure):
+    """`Sizes` of attend.h."""
+
+    _fields_ = [
+        (name, _WHOLE)
+        for name in (*"BQHKEW", "there", "seat", "head", "threads", "tiles", "is_half")
+    ]
+
+
+def unsupported_reason(
+    shape: AttentionShape, hidden: int, inner: int, act: str, like: Tensor
+) -> str | None:
+    """Why a Llama with weights like these runs torch's operators; None: it need not."""
+    if act not in ("silu", "swish"):
+        return "compiled for silu alone"
+    if hidden % LANES or inner % LANES:
+        return f"compiled for widths that are multiples of {LANES}"
+    return cannot_attend(shape, like)
+
+
+def cannot_attend(shape: AttentionShape, like: Tensor) -> str | None:
+    """Why attention of this shape, over states as `like`, is torch's; None: it need not be."""
+    if like.device.type != "cpu" or like.dtype not in DTYPES:
+        return "compiled for bfloat16 and float32 on a CPU alone"
+    if shape.size > WIDEST or shape.size % LANES:
+        return f"compiled for heads of up to {WIDEST}, in multiples of {LANES}, alone"
+    return build.unbuilt()
+
+
+class CpuKernels:
+    """The kernels for one model, whose states have the dtype of its rotary factors [positions, E].
+
+    Raises RuntimeError where `unsupported_reason` says why.
+    """
+
+    def __init__(self, shape: AttentionShape, cos: Tensor, sin: Tensor) -> None:
+        self.shape, self.cos, self.sin = shape, cos, sin
+        self.dtype = cos.dtype
+        self.is_half = cos.dtype == torch.bfloat16
+        self.tiles = tile_kernels.unsupported_reason(cos) is None
+        self.reach = build.function("outrider_reach", (_POINTER,) * 4)
+        self.attend = build.function("outrider_attend", (_POINTER,) * 11)
+        widths = (_WHOLE,) * 4  # rows, width, threads, whether in half precision
+        self.norm = build.function("outrider_norm", (*widths, ctypes.c_float, *(_POINTER,) * 5))
+        self.gate = build.function("outrider_gate", (*widths, _POINTER, _POINTER))
+
+    def weight(self, weight_E: Tensor) -> Tensor:
+        """As it is, in the dtype of the states."""
+        return weight_E.detach().to(self.dtype).contiguous()
+
+    def open(self, nodes: Nodes) -> "_KernelCall":
+        """How far each node sees, and its rotary factors."""
+        return _KernelCall(self, nodes)
+
+
+class _KernelCall:
+    def __init__(self, of: CpuKernels, nodes: Nodes) -> None:
+        self.of = of
+        self.threads = torch.get_num_threads()
+        self.nodes = Nodes(*(table.contiguous() for table in nodes))
+        batch, queries, wide = nodes.visible_BQW.shape
+        self.cos, self.sin = of.cos[nodes.positions_BQ], of.sin[nodes.positions_BQ]
+        self.counts = torch.empty(2, batch, queries, dtype=torch.int32)
+        shape = of.shape
+        self.sizes = _AttentionSizes(
+            batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads,
+            of.tiles, of.is_half,
+        )  # fmt: skip
+        self.at = ctypes.addressof(self.sizes)
+        self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, *self.counts)]
+        of.reach(self.at, *self.read)
+        self.tables = [t.data_ptr() for t in (self.cos, self.sin, self.nodes.slots_BQ)]
+
+    def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """One call for the sum and its norm."""
+        self._check(state, more, weight)
+        state = state.contiguous()
+        normed = torch.empty_like(state)
+        total, added = state, None
+        if more is not None:
+            more = more.contiguous()
+            total, added = torch.empty_like(state), more.data_ptr()
+        width = state.shape[-1]
+        self.of.norm(
+            state.numel() // width, width, self.threads, self.of.is_half, self.of.shape.eps,
+            state.data_ptr(), added, weight.data_ptr(), total.data_ptr(), normed.data_ptr(),
+        )  # fmt: skip
+        return total, normed
+
+    def attend(self, qkv: Tensor, store: SlotLayer) -> Tensor:
+        """Rotation, cache and attention in one call."""
+        shape = self.of.shape
+        batch, queries, _ = qkv.shape
+        keys, values = store.buffers(shape.kv_heads, shape.size, qkv)
+        self.sizes.there = keys.shape[2]
+        self.sizes.seat, self.sizes.head, *_ = keys.stride()
+        self._check(qkv)
+        if keys.dtype != qkv.dtype:
+            raise TypeError(f"states in {qkv.dtype} over a cache of {keys.dtype}")
+        out = qkv.new_empty(batch, queries, shape.heads * shape.size)
+        failed = self.of.attend(
+            self.at, qkv.data_ptr(), *self.tables, keys.data_ptr(), values.data_ptr(), *self.read,
+            out.data_ptr(),
+        )  # fmt: skip
+        if failed == 1:
+            raise MemoryError(f"no memory for the scores of {self.sizes.W} slots")
+        if failed:
+            raise IndexError(f"a node beyond the {keys.shape[2]} slots of the cache")
+        return out
+
+    def gate(self, both: Tensor) -> Tensor:
+        """One call for both."""
+        self._check(both)
+        out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+        rows = both.numel() // both.shape[-1]
+        self.of.gate(
+            rows, out.shape[-1], self.threads, self.of.is_half, both.data_ptr(), out.data_ptr()
+        )
+        return out
+
+    def _check(self, *tables: Tensor | None) -> None:
+        """Raise TypeError for numbers of another kind: they would be read as what they are not."""
+        for table in tables:
+            if table is not None and table.dtype != self.of.dtype:
+                raise TypeError(f"states in {self.of.dtype} are wanted; got {table.dtype}")
