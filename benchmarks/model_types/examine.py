@@ -14,6 +14,7 @@ An arm is True, or says what is wrong.
 
 import tempfile
 
+import source_models
 import torch
 from tiny_configurations import config_for, randomise
 from tiny_media import of_text
@@ -46,6 +47,8 @@ _GREEDY = SamplingParams(0.0)
 
 def built(kind):
     """A tiny random model of this type, causal where there is one."""
+    if kind in source_models.IMAGE_FAMILIES:  # whose defaults are no whole model
+        return source_models.tiny(source_models.IMAGE_FAMILIES[kind])
     config = config_for(kind)
     torch.manual_seed(0)
     causal = type(config) in AutoModelForCausalLM._model_mapping

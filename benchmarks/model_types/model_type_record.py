@@ -42,10 +42,8 @@ IMAGE_NOTES = {
     "paligemma": "what is read of the picture depends on the question: its prompt is one block",
     "pi0": "it writes movements of a robot, not text",
     "shieldgemma2": "it writes two probabilities, not text",
-    "vision-encoder-decoder": "it reads a picture and no prompt: see encoder-decoders above, and "
-    "[images](images.md)",
 }
-_ENCODER_DECODERS = "florence2 pix2struct pp_formulanet t5gemma2 udop".split()
+_ENCODER_DECODERS = "pp_formulanet t5gemma2 udop".split()
 
 
 def read_record(path=RECORD):

@@ -173,5 +173,5 @@ def test_a_stream_whose_engine_is_killed_is_the_same(process):
     assert events[-1] == "[DONE]"
     assert ids(events) == whole
     server.send_signal(signal.SIGINT)
-    assert server.wait(15) == 0
+    assert server.wait(60) == 0
     assert "exit code -9; another one is started" in server.stderr.read()
