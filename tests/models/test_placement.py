@@ -118,5 +118,5 @@ def test_where_a_model_runs():
         model.hf_device_map = places
         assert placement.device_of(model) == torch.device(expected)
     model.hf_device_map = {"a": 0, "b": 1}
-    with pytest.raises(UnsupportedModel, match="spread over several devices .* on 0, 1"):
+    with pytest.raises(UnsupportedModel, match=r"spread over several devices .* on 0, 1"):
         placement.device_of(model)
