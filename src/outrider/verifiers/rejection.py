@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from outrider import ops
-from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain, tree_walk
 from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.sibling_draws import SiblingLevel, pick
@@ -37,9 +37,7 @@ class Rejection:
 
     name: ClassVar[str] = "rejection"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
