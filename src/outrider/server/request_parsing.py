@@ -51,8 +51,7 @@ class ChoiceState:
     best: int | None = None  #: how many of its prompt's choices are told, the likeliest first
     silent: bool = False  #: whether its log-probabilities are for choosing alone
     scored: Request | None = None  #: its prompt, if log-probabilities of that are asked for
-    prompt_logs: list[float] = field(default_factory=list)  #: of all its tokens but the first
-    prompt_likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+    scores: StepOutput | None = None  #: log-probabilities of that prompt but its first token
     prompt_top: int | None = None  #: as many are told as `prompt_logprobs`; None: `echo` does
     predicted: Counter[int] | None = None  #: tokens of the text that it was expected to resemble
     owed: str = ""  #: text of tokens that the client has, which it has not
@@ -60,8 +59,7 @@ class ChoiceState:
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
     told: int = 0  #: tokens that were told, in chunks
     histogram: list[int] = field(default_factory=list)  #: steps by accepted tokens
-    reason: str | None = None
-    failed: bool = False  #: whether its request ended by an error, this choice unfinished
+    reason: str | None = None  #: why it has ended
     arrived: float = field(default_factory=time.monotonic)
     scheduled: float | None = None
     first: float | None = None  #: when its first tokens came
