@@ -6,6 +6,10 @@ acceptance y ~ p. Tree (Jeon et al. 2024, Algorithm 6, with its slips mended): t
 each child in draw order, against the residual p left by its earlier siblings and against q without
 their tokens. Children drawn with replacement make it multi-round rejection (SpecInfer); a placed
 child is judged with a one-hot q.
+
+This is the formula, and what tests hold others to. What runs in a step, where a backend has it, is
+the same test in `ops/cpu/chain.py` and `tree.py`, or `ops/triton/chain.py` and `tree.py`, found by
+`kernel_dispatch.run_kernel`.
 """
 
 from dataclasses import dataclass
