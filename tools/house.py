@@ -1,16 +1,26 @@
 """Figures of the house: size, habits and layers of `src/outrider`.
 
     python tools/house.py [FOLDER]      # src/outrider, or that of another checkout
+    python tools/house.py --flow        # and what a load and a greedy request touch, here
 
-Prints lines, functions over 50 and 100 lines, `Any` per 1,000 lines, `getattr` and `hasattr`,
-imports of the CPU's and the card's code from outside `ops`, and the layers that
-`tests/test_layers.py` holds the imports to. The last line says whether all limits hold; so does the
-exit status.
+Prints lines, functions over 50 and 100 lines, class names that several classes have, `Any` per
+1,000 lines, `getattr` and `hasattr`, imports of the CPU's and the card's code from outside `ops`,
+and the layers that `tests/test_layers.py` holds the imports to. The last line says whether all
+limits hold; so does the exit status. What `import outrider` and `--help` take is said by
+`benchmarks/doors.py`.
+
+With --flow, files and functions of ours that run at least once while the shipped pair is loaded,
+and while it writes 24 tokens after it has written some.
 """
 
+import argparse
 import ast
+import collections
+import json
 import re
+import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +32,39 @@ LIMITS = {
     "Any per 1,000 lines": 8,
     "getattr and hasattr": 30,
     "functions over 100 lines": 0,
+    "files": 310,
+    "lines": 43_000,
+    "class names used twice": 8,
+    "files of a greedy request": 36,
+    "functions of a greedy request": 190,
+    "files of a load": 75,
 }
+#: What a fresh process does to count what two calls run.
+FLOW = """
+import json, sys
+import outrider
+from outrider import SamplingParams, Stop
+
+seen = set()
+
+def look(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and "/outrider/" in code.co_filename and code.co_name != "<module>":
+        seen.add((code.co_filename, code.co_qualname))
+
+def counted(call):
+    seen.clear()
+    sys.setprofile(look)
+    result = call()
+    sys.setprofile(None)
+    return result, (len({file for file, _ in seen}), len(seen))
+
+speculator, load = counted(lambda: outrider.load(threads=1, dtype="float32"))
+greedy = SamplingParams(temperature=0)
+speculator.generate("def f(x):", greedy, Stop(8))
+_, greedy = counted(lambda: speculator.generate("def f(x):", greedy, Stop(24)))
+print(json.dumps([*load, *greedy]))
+"""
 
 
 class Function(NamedTuple):
@@ -73,19 +115,40 @@ def measure(root: Path) -> tuple[dict[str, float], list[Function]]:
         "getattr and hasattr": len(re.findall(r"\b(?:getattr|hasattr)\(", whole)),
         "imports of ops.cpu and ops.triton outside ops": len(re.findall(named, outside, re.M)),
         "layers": layers(root),
+        "class names used twice": len(twice(texts.values())),
     }, every
+
+
+def twice(texts: Iterable[str]) -> list[str]:
+    """Names that more than one class has."""
+    nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
+    count = collections.Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return [name for name, number in count.items() if number > 1]
+
+
+def flow() -> dict[str, float]:
+    """Files and functions that a load and a greedy request run, of the package that is imported."""
+    run = subprocess.run([sys.executable, "-c", FLOW], capture_output=True, text=True, check=True)
+    calls = ("load", "greedy request")
+    names = [f"{what} of a {call}" for call in calls for what in ("files", "functions")]
+    return dict(zip(names, json.loads(run.stdout.splitlines()[-1]), strict=True))
 
 
 def main() -> int:
     """Print the figures of a checkout."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "src" / "outrider"
-    figures, every = measure(root)
+    parser = argparse.ArgumentParser(description="Figures of the house.")
+    parser.add_argument("folder", nargs="?", type=Path, default=HERE / "src" / "outrider")
+    parser.add_argument("--flow", action="store_true", help="run a load and a greedy request, too")
+    asked = parser.parse_args()
+    figures, every = measure(asked.folder)
+    if asked.flow:
+        figures |= flow()
     for name, value in figures.items():
         limit = f"  (at most {LIMITS[name]})" if name in LIMITS else ""
         print(f"{value:>8}  {name}{limit}")
     for function in every[:3]:
         print(f"{function.lines:>8}  {function.where}")
-    over = [name for name, limit in LIMITS.items() if figures[name] > limit]
+    over = [name for name, limit in LIMITS.items() if figures.get(name, 0) > limit]
     print("over the limit: " + ", ".join(over) if over else "all limits hold")
     return 1 if over else 0
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from outrider.errors import ConfigurationError, NumericalError, OutriderError
 from outrider.loading import load
 from outrider.server import batch_file
-from outrider.server.engine_loop import Broken, EngineLoop, PendingRequest
+from outrider.server.engine_loop import Broken, EngineLoop, EngineRequest
 from outrider.server.errors import to_response
 from outrider.shipped import shipped as folder_of
 from tiny import llama
@@ -140,10 +140,10 @@ class Failing:
 @pytest.mark.parametrize("error", [ZeroDivisionError("by 0"), KeyError("x"), RuntimeError("cuda")])
 def test_a_foreign_error_of_a_request_is_that_request_s(error):
     heard = []
-    loop = EngineLoop(lambda lane: Failing(), 2, 2)
+    loop = EngineLoop(lambda lane: Failing(), 2, heard.extend)
     loop.start()
     for _ in range(2):
-        loop.submit([PendingRequest("a", error, heard.append)])
+        loop.submit([EngineRequest("a", error)])
     while len(heard) < 2:
         assert loop.is_alive()
     assert loop.alive

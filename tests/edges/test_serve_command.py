@@ -132,7 +132,7 @@ def test_an_engine_that_is_lost_ends_the_command_with_a_code(outrider, monkeypat
     ended = []
 
     def run(server, sockets):
-        server._engine.fault = Broken("the engine ended no turn for 120 s")
+        server._engine._loop.fault = Broken("the engine ended no turn for 120 s")
 
     def gone(code):
         ended.append(code)

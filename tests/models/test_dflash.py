@@ -1,11 +1,8 @@
 """DFlash heads: the law of each place in a block against its formulas, folders, texts, refusals."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch.nn.functional import embedding, silu
+from tiny_dflash import BLOCK, MASK, block_states, dflash, written
 from transformers import LlamaConfig, Qwen3Config
 
 import outrider
@@ -14,68 +11,14 @@ from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models.heads import DFlash, DFlashConfig, HeadModel, MaskedBlockHead
+from outrider.models.heads import HeadModel, MaskedBlockHead
 from outrider.models.heads.dflash import spread
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair
-from tiny_heads import IDS, SIZES, norm, target
+from tiny_heads import IDS, SIZES, target
 
 LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
-MASK, BLOCK = 31, 4
-
-
-def dflash(kind=Qwen3Config, taps=(1, 2), ids=None, lent=None):
-    """A random head of two layers; what `lent` has is a target's."""
-    torch.manual_seed(0)
-    layer = kind(**(SIZES | {"num_hidden_layers": 2}))
-    size = VOCAB if ids is None else len(ids)
-    own = {}
-    if lent is not None:
-        weight = lent.lm_head.weight if ids is None else lent.lm_head.weight[ids]
-        own = {"embedding_VE": lent.model.embed_tokens.weight, "output_KE": weight}
-    head = DFlash(DFlashConfig(layer, taps, BLOCK, MASK, size), ids_K=ids, **own).eval()
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
-    return head.requires_grad_(False)
-
-
-def reference(head, hidden, pending):
-    """Logits [block - 1, K] behind a text whose states, but the pending token's, are `hidden`."""
-    weights, count = head.state_dict(), len(hidden[0])
-    context = norm(torch.cat(hidden, -1) @ weights["fc.weight"].T, weights["hidden_norm.weight"])
-    x = embedding(torch.tensor([pending] + [MASK] * (BLOCK - 1)), weights["embed_tokens.weight"])
-    at = torch.arange(count + BLOCK)
-    angle = at[:, None] / 10000 ** (torch.arange(0, 8, 2) / 8)
-    cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
-
-    def turned(x):
-        low, high = x.chunk(2, -1)
-        few = slice(-x.shape[1], None)
-        return x * cos[few] + torch.cat([-high, low], -1) * sin[few]
-
-    for number in range(2):
-        own = {
-            name.split(".")[-2]: weight
-            for name, weight in weights.items()
-            if name.startswith(f"layers.{number}.")
-        }
-        given = norm(x, own["input_layernorm"])
-        both = torch.cat([context, given])
-        q, k, v = (
-            (source @ own[f"{name}_proj"].T).view(len(source), -1, 8).transpose(0, 1)
-            for name, source in (("q", given), ("k", both), ("v", both))
-        )
-        if "q_norm" in own:
-            q, k = norm(q, own["q_norm"]), norm(k, own["k_norm"])
-        q, k = turned(q), turned(k).repeat_interleave(2, 0)
-        scores = (q @ k.transpose(1, 2) / 8**0.5).softmax(-1)
-        y = (scores @ v.repeat_interleave(2, 0)).transpose(0, 1).reshape(BLOCK, -1)
-        x = x + y @ own["o_proj"].T
-        y = norm(x, own["post_attention_layernorm"])
-        x = x + (silu(y @ own["gate_proj"].T) * (y @ own["up_proj"].T)) @ own["down_proj"].T
-    return norm(x, weights["norm.weight"])[1:] @ weights["lm_head.weight"].T
 
 
 @pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
@@ -98,7 +41,8 @@ def test_the_law_of_each_place_in_a_block(kind, counts):
             text = batch.context.tokens_BL[row, :length]
             told = driven.runner.model(input_ids=text[None], output_hidden_states=True)
             hidden = [told.hidden_states[tap][0, : length - 1] for tap in (0, 1)]
-            expected = reference(head, hidden, int(text[-1]))
+            expected = block_states(head, hidden, int(text[-1]))[1:]
+            expected = expected @ head.lm_head.weight.T
             nodes = draft.laws.logits_BRV.shape[1]
             for node, depth in enumerate(draft.tree.depth_BN[0, :nodes].tolist()):
                 law = draft.laws.logits_BRV[row, node]
@@ -140,13 +84,6 @@ def speculators(folder, head, **changed):
         "transformer_layer_config": {"model_type": "qwen3", **SIZES, "num_hidden_layers": 2},
     }
     return written(folder, fields | changed, head)
-
-
-def written(folder, fields, head):
-    (folder / "config.json").write_text(json.dumps(fields))
-    weights = {name: weight.contiguous() for name, weight in head.state_dict().items()}
-    save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize(("layout", "ids"), [(authors, None), (speculators, IDS)])

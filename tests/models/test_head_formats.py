@@ -109,7 +109,7 @@ def test_texts_are_the_targets_own(tmp_path, layout, drafter):
 
 
 BAD = {
-    "another kind": ({"speculators_model_type": "peagle"}, "speculators_model_type='peagle'"),
+    "another kind": ({"speculators_model_type": "hydra"}, "speculators_model_type='hydra'"),
     "an unknown flag": ({"mask_token_id": 7}, "mask_token_id=7, which is not computed here"),
     "no norm": ({"norm_before_residual": "gone"}, "no norm_before_residual"),
     "layers": ({"eagle_aux_hidden_state_layer_ids": [0, 1, 6]}, r"layers \(0, 1, 6\)"),
@@ -153,8 +153,11 @@ def test_what_an_original_head_asks_for_in_vain(tmp_path, fields, said):
     ("fields", "said"),
     [
         ({"architectures": ["MedusaModel"], "medusa_num_heads": 3}, "'MedusaModel'; known are"),
-        ({"model_type": "peagle"}, r"model_type='peagle', architectures=\[\], and 'peagle'"),
-        ({"speculators_model_type": "mlp"}, "got speculators_model_type='mlp'; give an EAGLE-3"),
+        ({"model_type": "hydra"}, r"model_type='hydra', architectures=\[\], and 'hydra'"),
+        (
+            {"speculators_model_type": "mlp"},
+            "got speculators_model_type='mlp'; give a head of EAGLE-3, P-EAGLE",
+        ),
     ],
 )
 def test_a_head_of_an_unknown_form_is_named_and_so_are_those_that_are_known(tmp_path, fields, said):

@@ -1,5 +1,6 @@
 """Blockwise heads and layers of multi-token prediction: their laws, texts, folders, refusals."""
 
+import copy
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 import outrider
-from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions, testing
 from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.beam_search.decode import search
@@ -26,6 +27,7 @@ from outrider.models.heads import (
     blockwise,
     mtp,
 )
+from outrider.models.heads.chained_head import ChainedHead
 from outrider.models.heads.mtp import Mtp
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
@@ -308,19 +310,119 @@ def test_layers_that_transformers_does_not_build_are_named(tmp_path):
         outrider.load(tmp_path, "mtp", **LOAD)
 
 
-def test_of_several_layers_the_first_drafts(monkeypatch):
-    model = deepseek()
-    model.config.num_mtp_layers = 2
+def chained(model, count=3, std=0.3):
+    """Layers of which each one drafts a token more."""
+    model.config.num_mtp_layers = count
     torch.manual_seed(1)
-    made = MtpModel(model, 2)
-    for parameter in made.layers.parameters():  # of which the experts' are memory as it was found
-        parameter.data.normal_(std=0.3)
-    monkeypatch.setattr(mtp.pretrained, "read_mtp", lambda kind, target, **how: made)
-    speculator = outrider.load(model, "mtp", branching=(2, 1, 1), **LOAD)
-    assert speculator.engine.drafter.model.runner.head.model is made
-    greedy = [SamplingParams(0)] * 5
-    own = decode(speculator.plain().engine, PROMPTS, greedy, StopConditions(12))[0]
-    assert decode(speculator.engine, PROMPTS, greedy, StopConditions(12))[0] == own
+    layers = MtpModel(model, count).eval()
+    for parameter in layers.layers.parameters():  # of which the experts' are memory as it was found
+        parameter.data.normal_(std=std)
+    return layers
+
+
+def sliding():
+    """Three chained layers, of which the second has a window."""
+    model, kinds = mellum(), ["full_attention", "sliding_attention", "full_attention"]
+    more = {"num_mtp_layers": 3, "mtp_mlp_layer_types": ["dense"] * 3, "mtp_layer_types": kinds}
+    vars(model.config).update(more)  # whose own configuration allows one alone
+    return model
+
+
+@pytest.mark.parametrize("family", [sliding, deepseek])
+@pytest.mark.parametrize("depth", [3, 5])
+@torch.inference_mode()
+def test_each_layer_of_several_drafts_at_a_depth_of_its_own(family, depth):
+    """Against MtpModel's own layers, shifted by a token for each, over steps that keep some."""
+    model = family()
+    layers = chained(model)
+    target = TreeDecoder(TransformersRunner(model))
+    drafter = DraftModel(HeadModel(ChainedHead(Mtp(layers)), VOCAB), (1,) * depth)
+    requests = [
+        Request(p, SamplingParams(1.0, seed=1), StopConditions(24))
+        for p in (PROMPTS[2], PROMPTS[1])
+    ]
+    batch, kept = begin(target, drafter, requests, 128), 0
+    for _ in range(4):
+        draft = step.propose(drafter, batch)
+        for row, length in enumerate(batch.context.length_B.tolist()):
+            text = batch.context.tokens_BL[row, :length]
+            state = model.model(input_ids=text[None, :-1]).last_hidden_state
+            tokens, at = text[None, 1:], torch.arange(1, length)[None]
+            cache = transformers.cache_utils.MtpCache(config=layers.config)
+            cache.activate_past_recording()
+            for node in range(depth):
+                if node < 3:
+                    state = layers.forward_layer(node, state, at, cache, input_ids=tokens)
+                else:  # below all layers the last one goes on by its own output
+                    one = {"input_ids": tokens[:, -1:]}
+                    state = layers.forward_layer(2, state[:, -1:], at[:, -1:], cache, **one)
+                expected = layers._project_to_logits(state)[0, -1]
+                assert torch.allclose(draft.laws.logits_BRV[row, node], expected, atol=1e-4)
+                tokens = torch.cat([tokens[:, 1:], draft.tokens_BN[row, node + 1].view(1, 1)], 1)
+                at = torch.cat([at[:, 1:], at[:, -1:] + 1], 1)
+        scores = step.score(target, batch, draft, drafter.taps)
+        verdict = step.verify(VERIFIERS["block"], batch, draft, scores)
+        kept += int(verdict.count_B.sum())
+        batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
+    assert kept > 0
+
+
+@pytest.mark.parametrize("branching", [(1, 1, 1, 1), (2, 2, 1)])
+def test_chained_layers_change_no_text(monkeypatch, branching):
+    model = sliding()
+    layers = chained(model, std=0.1)
+    monkeypatch.setattr(mtp.pretrained, "read_mtp", lambda kind, target, **how: layers)
+    speculator = outrider.load(model, "mtp", branching=branching, shared_noise=True, **LOAD)
+    assert isinstance(speculator.engine.drafter.model.runner, ChainedHead)
+    sampling = [SamplingParams(0), SamplingParams(0.8, seed=1), SamplingParams(0)]
+    sampling += [SamplingParams(1.0, seed=2), SamplingParams(1.2, top_p=0.9, seed=3)]
+    own = decode(speculator.plain().engine, PROMPTS, sampling, StopConditions(12))[0]
+    assert decode(speculator.engine, PROMPTS, sampling, StopConditions(12))[0] == own
+
+
+def test_several_layers_of_a_checkpoint_are_read(tmp_path, monkeypatch):
+    """As DeepSeek-V3's stand behind the decoder's own, each expert's tensors alone."""
+    model = deepseek()
+    # transformers knows such layers by the numbers of the published sizes
+    numbers = [r"model\.layers\.[23]\..*"]
+    monkeypatch.setattr(type(model), "_keys_to_ignore_on_load_unexpected", numbers)
+    model.config.num_mtp_layers = 2
+    model.save_pretrained(tmp_path)
+    layers = chained(model, 2).layers
+    weights = load_file(tmp_path / "model.safetensors")
+    for number, layer in enumerate(layers):
+        for name, weight in layer.state_dict().items():
+            name = name.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
+            place = f"model.layers.{2 + number}.{name}"
+            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                weights[place] = weight.contiguous()
+                continue
+            kinds = ["gate", "up"] if "gate_up" in name else ["down"]
+            for at, expert in enumerate(weight):
+                for kind, matrix in zip(kinds, expert.chunk(len(kinds)), strict=True):
+                    own = f"{place.rpartition('.')[0]}.{at}.{kind}_proj.weight"
+                    weights[own] = matrix.contiguous()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    speculator = outrider.load(tmp_path, "mtp", shared_noise=True, branching=(2, 1, 1), **LOAD)
+    read = speculator.engine.drafter.model.runner.head.model.layers
+    for mine, layer in zip(read, layers, strict=True):
+        found = mine.state_dict()
+        assert all(torch.equal(w, found[n]) for n, w in layer.state_dict().items())
+    sampling = [SamplingParams(0), SamplingParams(0.8, seed=1)]
+    own = decode(speculator.plain().engine, PROMPTS[:2], sampling, StopConditions(12))[0]
+    assert decode(speculator.engine, PROMPTS[:2], sampling, StopConditions(12))[0] == own
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1), (2, 1)])
+def test_chained_layers_are_a_drafter_like_others(counts):
+    model = testing.llama()
+    layers = chained(model)
+
+    def made(model):
+        own = Mtp(copy.deepcopy(layers).to(model.device))
+        return DraftModel(HeadModel(ChainedHead(own), testing.VOCAB), counts)
+
+    testing.check_drafter(made)
 
 
 def test_greedy_text_of_every_head_is_the_targets(tmp_path):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import openai
 
 from outrider.server.app import ServerConfig, build_app, build_app_for
-from outrider.server.engine_process import EngineClient, run_engine_process
+from outrider.server.engine_process import ProcessClient, run_engine_process
 from outrider.server.http_server import HttpServer
 
 NAME = "pair"
@@ -24,7 +24,7 @@ class Server:
     """A running server: its address, its engine's thread, and clients."""
 
     def __init__(self, site, http="auto", grace=1.0):
-        self.app, self.loop = site
+        self.app, self.engine = site
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.uvicorn = HttpServer(site, grace)
@@ -67,7 +67,7 @@ def linked(load, room):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    return EngineClient(here, SimpleNamespace(join=thread.join, exitcode=0), room.max_num_seqs)
+    return ProcessClient(here, SimpleNamespace(join=thread.join, exitcode=0), room)
 
 
 @contextmanager
@@ -83,9 +83,7 @@ def far(speculator, grace=1.0, **settings):
     """A server whose loop is behind a pipe."""
     service = _service(settings)
     engine = linked(lambda: speculator, service.engine_config)
-    with _until_the_end(
-        Server(build_app_for(engine.known, engine, service), grace=grace)
-    ) as server:
+    with _until_the_end(Server(build_app_for(engine, service), grace=grace)) as server:
         yield server
 
 
@@ -113,9 +111,9 @@ def write(client, prompt=PROMPT, **options):
 def idle(server, seconds=20.0):
     """Wait until no row is taken; whether it came to that."""
     ends = time.monotonic() + seconds
-    while server.loop.load[:2] != (0, 0) and time.monotonic() < ends:
+    while server.engine.load[:2] != (0, 0) and time.monotonic() < ends:
         time.sleep(0.02)
-    return server.loop.load[:2] == (0, 0)
+    return server.engine.load[:2] == (0, 0)
 
 
 def events(server, body):

@@ -21,7 +21,7 @@ def test_whoever_waits_is_told_that_the_server_closes(shipped, opened):
         for each in waits:
             each.start()
         ends = time.monotonic() + 20
-        while server.loop.load.waiting < 2:
+        while server.engine.load.waiting < 2:
             assert time.monotonic() < ends
             time.sleep(0.01)
         server.uvicorn.should_exit = True

@@ -15,9 +15,8 @@ import pytest
 from served import NAME, PROMPT, events, far, idle, linked, streamed, write
 from test_refusals import asked
 
-from outrider import ConfigurationError, Request, SamplingParams, StopConditions
+from outrider import ConfigurationError
 from outrider.server.engine_factory import EngineConfig
-from outrider.server.engine_loop import EngineStoppedError, PendingRequest
 
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
 
@@ -50,7 +49,7 @@ def test_rows_and_the_queue_across_a_pipe(shipped):
         next(first)
         waits = threading.Thread(target=lambda: [None for _ in second])
         waits.start()
-        while server.loop.load.waiting < 1:
+        while server.engine.load.waiting < 1:
             time.sleep(0.01)
         with pytest.raises(openai.RateLimitError, match="queue is full"):
             write(server.client())
@@ -70,25 +69,6 @@ def test_what_cannot_be_loaded_says_so_here(shipped):
 
     with pytest.raises(ConfigurationError, match="no such model"):
         linked(load, EngineConfig())
-
-
-def test_nobody_asks_a_loop_that_is_closed(shipped):
-    engine = linked(lambda: shipped, EngineConfig(max_num_seqs=2, max_model_len=256))
-    told = []
-    engine.submit(
-        [
-            PendingRequest(
-                "default", Request([5, 6], SamplingParams(0), StopConditions(200)), told.append
-            )
-        ]
-    )
-    engine.close()
-    engine.join(20)
-    assert isinstance(told[-1].error, EngineStoppedError)
-    assert told[-1].over
-    assert not engine.alive
-    with pytest.raises(EngineStoppedError):
-        engine.submit([])
 
 
 # ---------------------------------------------------------------------- processes

@@ -46,7 +46,7 @@ def serve(speculator, work):
     site = build_app(speculator, ServerConfig((NAME,), 4, 512))
 
     async def main():
-        async with running(site.loop):
+        async with running(site.engine):
             return await work(site)
 
     return asyncio.run(main())
@@ -64,10 +64,10 @@ def test_a_server_is_asked_in_its_own_process(shipped):
         wrong = await told(site.app, BODY | {"nonsense": 1})
         streamed = await told(site.app, BODY | STREAM, most=2)
         for _ in range(200):
-            if site.loop.load[:2] == (0, 0):
+            if site.engine.load[:2] == (0, 0):
                 break
             await asyncio.sleep(0.02)
-        return whole, wrong, streamed, site.loop.load
+        return whole, wrong, streamed, site.engine.load
 
     (status, text), wrong, streamed, load = serve(shipped, work)
     assert status == 200

@@ -337,7 +337,7 @@ def test_a_full_queue_says_when_to_come_back(shipped):
         next(iter(streams[0]))
         waiting = threading.Thread(target=lambda: texts.append(write(client, seed=2)))
         waiting.start()
-        while server.loop.load.waiting < 1:
+        while server.engine.load.waiting < 1:
             time.sleep(0.01)
         with pytest.raises(openai.RateLimitError, match="queue is full") as caught:
             write(client)
@@ -410,9 +410,9 @@ def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch, served_by, fau
         left = list(stream)
         assert "[DONE]" not in left
         assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
-        while server.loop.fault is None:
+        while server.engine.fault is None:
             time.sleep(0.01)
-        assert fault in str(server.loop.fault)
+        assert fault in str(server.engine.fault)
         assert asked(server, None, "/health", method="GET")[0] == 503
         assert asked(server, BODY)[0] == 503
 
@@ -468,7 +468,7 @@ def test_a_row_that_fails_is_the_servers_fault_and_nobody_elses(
         beside.join()
         assert texts == [alone]
         assert idle(server)
-        assert server.loop.alive
+        assert server.engine.alive
 
 
 def test_a_text_is_the_same_after_what_was_refused(server):

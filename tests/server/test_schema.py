@@ -20,14 +20,14 @@ NOT_IN_A_SCHEMA = [positive_data_acceptance]
 def server(shipped):
     with serving(shipped, max_model_len=256, timeout=20.0) as running:
         yield running
-        assert running.loop.alive
+        assert running.engine.alive
 
 
 @pytest.fixture(scope="module")
 def listening():
     with serving(whispers.loaded(), timeout=20.0) as running:
         yield running
-        assert running.loop.alive
+        assert running.engine.alive
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def test_tokens_of_texts_and_texts_of_tokens(shipped, server):
 
 def test_answers_beyond_the_rows_wait(client, server):
     """And `best_of` tells the likeliest of them."""
-    rows = server.loop.rows
+    rows = server.engine.rows
     seeded = {"seed": 3, "max_tokens": 6}
     many = write(client, n=3 * rows, **seeded)
     assert len(many.choices) == 3 * rows

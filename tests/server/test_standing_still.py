@@ -15,14 +15,15 @@ import pytest
 from served import Server, _service, _until_the_end, serving
 
 from outrider.server.app import ServerConfig, build_app_for
-from outrider.server.engine_factory import build_engine
+from outrider.server.engine_client import EngineClient, InProcessClient
 from outrider.server.engine_loop import (
+    AbortRequest,
     Broken,
     EngineLoop,
+    EngineRequest,
     EngineStoppedError,
-    PendingRequest,
 )
-from outrider.server.engine_process import EngineClient, run_engine_process
+from outrider.server.engine_process import ProcessClient, run_engine_process
 from outrider.server.errors import to_response
 
 
@@ -57,8 +58,8 @@ def mortal(speculator, starts=9, still=120.0):
             raise OSError("no more processes")
         return begun(lambda: speculator, service.engine_config, lives)
 
-    engine = EngineClient(*begin(), service.max_num_seqs, begin, still)
-    with _until_the_end(Server(build_app_for(engine.known, engine, service))) as server:
+    engine = ProcessClient(*begin(), service.engine_config, begin, still)
+    with _until_the_end(Server(build_app_for(engine, service))) as server:
         yield server, lives
 
 
@@ -90,7 +91,7 @@ def test_a_text_goes_on_where_its_engine_was_killed(shipped, more):
             if count in (2, 4):
                 lives[-1]()
                 again = 1 + count // 2
-                assert until(lambda again=again: len(lives) == again and server.loop.alive)
+                assert until(lambda again=again: len(lives) == again and server.engine.alive)
         assert (text, reason) == (whole.choices[0].text, whole.choices[0].finish_reason)
         assert count > 2
 
@@ -103,7 +104,7 @@ def test_an_engine_that_cannot_come_back_says_so_and_ends_its_server(shipped):
         with pytest.raises(openai.APIError, match="engine has stopped"):
             list(stream)
         assert health(server)[0] == 503
-        assert server.loop.fault is not None
+        assert server.engine.fault is not None
         server.uvicorn._ends = True
         server.thread.join(60)
         assert not server.thread.is_alive()
@@ -133,47 +134,43 @@ def test_no_sign_of_life_brings_another_engine(shipped, monkeypatch):
         whole = server.client().completions.create(**ASK).choices[0].text
         first_alone = property(lambda loop: 1000.0 if len(lives) < 2 else 0.0)
         monkeypatch.setattr(EngineLoop, "still", first_alone)
-        assert until(lambda: len(lives) == 2 and server.loop.alive)
+        assert until(lambda: len(lives) == 2 and server.engine.alive)
         assert server.client().completions.create(**ASK).choices[0].text == whole
         assert len(lives) == 2
 
 
-class Deaf:
+class Deaf(EngineClient):
     """An engine that takes all and says nothing."""
 
-    fault, alive, rows, deliver = None, True, 4, None
-    load = SimpleNamespace(running=1, waiting=0, rows=4)
-    still = 1000.0
+    fault, alive, still = None, True, 1000.0
 
-    def submit(self, tickets):
-        self.cancelled = []
-
-    def cancel(self, ticket, reason="cancelled"):
-        self.cancelled.append(ticket)
+    def __init__(self, *about):
+        super().__init__(*about)
+        self.orders = []
 
     def start(self):
         pass
 
-    def close(self):
-        pass
-
     def join(self, timeout=None):
-        pass
+        return True
+
+    def _send(self, order):
+        self.orders.append(order)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_is_answered_whatever_the_engine_does(shipped, stream):
     service = ServerConfig(("pair",), max_num_seqs=4, max_model_len=512, public=True)
-    known, _ = build_engine(shipped, service.engine_config)
-    deaf = Deaf()
-    with _until_the_end(Server(build_app_for(known, deaf, service))) as server:
+    deaf = Deaf(InProcessClient(shipped, service.engine_config).known, 4, 4)
+    with _until_the_end(Server(build_app_for(deaf, service))) as server:
         began = time.monotonic()
-        client, asked = server.client(), {"stream": stream, "extra_body": {"timeout": 0.3}}
+        client, more = server.client(), {"stream": stream, "extra_body": {"timeout": 0.3}}
         with pytest.raises(openai.InternalServerError) as refused:
-            client.completions.create(**ASK | asked)
+            client.completions.create(**ASK | more)
         assert refused.value.status_code == 504
         assert time.monotonic() - began < 20
-        assert deaf.cancelled
+        (asked,), aborted = deaf.orders
+        assert aborted == AbortRequest(asked.key, "cancelled")
         status, said = health(server)
         assert status == 503
         assert '"still"' in said
@@ -182,8 +179,8 @@ def test_a_deadline_is_answered_whatever_the_engine_does(shipped, stream):
 def test_a_loop_that_waits_for_work_turns(shipped):
     with serving(shipped) as server:
         for _ in range(3):  # of a loop that does not turn it only grows
-            assert until(lambda: server.loop.still > 0.2)
-            assert until(lambda: server.loop.still < 0.2)
+            assert until(lambda: server.engine.still > 0.2)
+            assert until(lambda: server.engine.still < 0.2)
 
 
 class Endless:
@@ -206,9 +203,9 @@ class Endless:
 def test_a_loop_that_no_process_can_bring_back_gives_up(monkeypatch):
     """Who waits hears it, once; the server ends, as there is no thread to be started again."""
     heard, run = [], Endless()
-    loop = EngineLoop(lambda lane: run, 1, 4, most_still=500.0)
+    loop = EngineLoop(lambda lane: run, 1, heard.extend, most_still=500.0)
     loop.start()
-    loop.submit([PendingRequest("a", None, heard.append), PendingRequest("a", None, heard.append)])
+    loop.submit([EngineRequest("a", None), EngineRequest("a", None)])
     assert run.begun.wait(60)
     assert loop.alive
     monkeypatch.setattr(EngineLoop, "still", 1000.0)
@@ -217,7 +214,7 @@ def test_a_loop_that_no_process_can_bring_back_gives_up(monkeypatch):
     assert all(isinstance(event.error, Broken) and event.over for event in heard)
     assert to_response(loop.fault)[1]["error"]["code"] == "engine_stopped"
     with pytest.raises(EngineStoppedError):
-        loop.submit([PendingRequest("a", None, heard.append)])
+        loop.submit([EngineRequest("a", None)])
     run.ends.set()
     loop.join(60)
     assert len(heard) == 2

@@ -42,7 +42,7 @@ def until(condition, seconds=10.0):
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_closed_socket_frees_its_row(narrow, streams):
     raw = posted(narrow, BODY | {"stream": streams})
-    until(lambda: narrow.loop.load.running)
+    until(lambda: narrow.engine.load.running)
     if streams:
         assert b"200 OK" in raw.recv(4096)
     raw.close()
@@ -52,12 +52,12 @@ def test_a_closed_socket_frees_its_row(narrow, streams):
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_socket_that_closes_in_the_queue_leaves_it(narrow, streams):
     busy = [posted(narrow, BODY), posted(narrow, BODY | {"seed": 2})]
-    until(lambda: narrow.loop.load.running == 2)
+    until(lambda: narrow.engine.load.running == 2)
     raw = posted(narrow, BODY | {"stream": streams})
-    until(lambda: narrow.loop.load.waiting == 1)
+    until(lambda: narrow.engine.load.waiting == 1)
     raw.close()
-    until(lambda: narrow.loop.load.waiting == 0, MOMENT)
-    assert narrow.loop.load.running == 2
+    until(lambda: narrow.engine.load.waiting == 0, MOMENT)
+    assert narrow.engine.load.running == 2
     for one in busy:
         one.close()
     assert idle(narrow, MOMENT)
@@ -73,7 +73,7 @@ def test_a_slow_reader_holds_nobody_up(shipped):
         slow.connect(server.socket.getsockname())
         many = {"max_tokens": 200, "stream": True, "stream_options": {"chunk_tokens": 1}}
         posted(server, BODY | many, slow)
-        until(lambda: server.loop.load.running)
+        until(lambda: server.engine.load.running)
         assert slow.recv(1)
         texts = [streamed(server.client(), seed=5, max_tokens=40)[0] for _ in range(2)]
         assert texts == [alone, alone]
@@ -109,7 +109,7 @@ def fuzz(server, count, seed):
         status = int(raw.recv(64).split()[1])
         raw.close()
         assert status < 500, body
-    assert server.loop.alive
+    assert server.engine.alive
     assert idle(server)
     assert write(server.client(), max_tokens=3).usage.completion_tokens == 3
 

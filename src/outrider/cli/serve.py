@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from outrider import arguments
+from outrider import arguments, lazy
 from outrider.cli.console import EXIT_ERROR, err, fail
 from outrider.cli.inputs import read_file
 from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
@@ -24,9 +24,8 @@ from outrider.load_config import LoadConfig
 from outrider.models.calibrate import cores
 
 if TYPE_CHECKING:
+    from outrider.server.engine_client import EngineClient
     from outrider.server.engine_factory import EngineConfig
-    from outrider.server.engine_loop import EngineProtocol
-    from outrider.server.model_info import ModelInfo
     from outrider.text.speculator import Speculator
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -189,11 +188,13 @@ def _run(
             from outrider.server.model_info import SpeechModelInfo
         apart, how = _parted(processes)
         service = ServerConfig(*settings)
-        known, engine = _engine(load, service.engine_config, apart, service.still_seconds)
+        engine = _engine(load, service.engine_config, apart, service.still_seconds)
+        lazy.collect_as_usual()  # where another process loads the model, this one never does
         try:
-            site = build_app_for(known, engine, service)
+            site = build_app_for(engine, service)
             loading.close()
             room = f"{service.max_num_seqs} rows of {service.max_model_len} tokens"
+            known = engine.known
             page = (
                 ""
                 if isinstance(known, SpeechModelInfo)
@@ -207,10 +208,10 @@ def _run(
                 HttpServer(site, ends=True).run([place])
         finally:
             engine.close()
-            engine.join(10)
+            ended = engine.join(10)
         if engine.fault is not None:
             fail(f"{type(engine.fault).__name__}: {engine.fault}")
-            if isinstance(engine, threading.Thread) and engine.is_alive():
+            if not ended:
                 os._exit(EXIT_ERROR)  # what stands still in a kernel keeps a process from its end
             raise typer.Exit(EXIT_ERROR)
 
@@ -302,15 +303,12 @@ def _parted(processes: int | None) -> tuple[bool, str]:
 
 def _engine(
     load: "Callable[[], Speculator]", room: "EngineConfig", apart: bool, still: float
-) -> "tuple[ModelInfo, EngineProtocol]":
-    """What decodes, in this process or in another, and what is known of its model."""
-    from outrider.server.engine_factory import build_engine
+) -> "EngineClient":
+    """What decodes, in this process or in another."""
+    from outrider.server.engine_client import InProcessClient
     from outrider.server.engine_process import launch_engine
 
-    if not apart:
-        return build_engine(load(), room, still)
-    engine = launch_engine(load, room, still)
-    return engine.known, engine
+    return launch_engine(load, room, still) if apart else InProcessClient(load(), room, still)
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

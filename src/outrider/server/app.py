@@ -21,8 +21,9 @@ from outrider import arguments
 from outrider.errors import OutriderError
 from outrider.server import errors
 from outrider.server.chat_prompts import Parsers
-from outrider.server.engine_factory import KEPT_BYTES, EngineConfig, build_engine
-from outrider.server.engine_loop import STILL_SECONDS, EngineProtocol
+from outrider.server.engine_client import EngineClient, InProcessClient
+from outrider.server.engine_factory import KEPT_BYTES, EngineConfig
+from outrider.server.engine_loop import STILL_SECONDS
 from outrider.server.metrics import ServerMetrics
 from outrider.server.middleware import OPEN, App, AuthLimitMiddleware
 from outrider.server.middleware import RequestLimits as Sizes
@@ -117,16 +118,17 @@ class Server(NamedTuple):
     """What is served: the ASGI application, and what decodes while it runs."""
 
     app: App
-    loop: EngineProtocol
+    engine: EngineClient
 
 
 def build_app(speculator: Speculator, service: ServerConfig) -> Server:
-    """The application, with a loop in this process that runs while it does."""
-    return build_app_for(*build_engine(speculator, service.engine_config), service)
+    """The application, with an engine in this process that runs while it does."""
+    return build_app_for(InProcessClient(speculator, service.engine_config), service)
 
 
-def build_app_for(known: ModelInfo, loop: EngineProtocol, service: ServerConfig) -> Server:
-    """The application of a model that is decoded by `loop`, here or in another process."""
+def build_app_for(engine: EngineClient, service: ServerConfig) -> Server:
+    """The application of a model that is decoded by `engine`, here or in another process."""
+    known = engine.known
     counts = ServerMetrics(service.prefix, service.names[0])
     others = {TRANSCRIPTIONS: RECORDING}
     if isinstance(known, TextModelInfo):
@@ -138,16 +140,16 @@ def build_app_for(known: ModelInfo, loop: EngineProtocol, service: ServerConfig)
         version=outrider.__version__,
         docs_url=None,  # those pages load scripts from elsewhere; /openapi.json stays
         redoc_url=None,
-        lifespan=lambda app: running(loop, counts.spread),
+        lifespan=lambda app: running(engine, counts.on_outputs),
         responses={kind: {"model": ErrorResponse} for kind in ("4XX", "5XX")},
     )
     _errors(app)
     if isinstance(known, SpeechModelInfo):
-        _speech(app, known, loop, service, counts)
+        _speech(app, known, engine, service, counts)
     else:
-        _texts(app, known, loop, service, counts)
-    counts.register(loop)
-    _about(app, known, service, loop, counts)
+        _texts(app, known, engine, service, counts)
+    counts.register(engine)
+    _about(app, known, service, engine, counts)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
     site: App = AuthLimitMiddleware(
         app,
@@ -161,36 +163,34 @@ def build_app_for(known: ModelInfo, loop: EngineProtocol, service: ServerConfig)
         site = CORSMiddleware(
             site, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    return Server(site, loop)
+    return Server(site, engine)
 
 
 def _texts(
     app: FastAPI,
     known: TextModelInfo,
-    loop: EngineProtocol,
+    engine: EngineClient,
     service: ServerConfig,
     counts: ServerMetrics,
 ) -> None:
     """Completions and chats, and the page on which they can be watched."""
     parsers = service.parsers(known)
     most = service.max_num_seqs + service.max_queued_requests
-    orders = RequestParser(
+    parser = RequestParser(
         known, service.names, service.max_num_seqs, service.max_model_len, parsers, most
     )
-    desk, serving = (
-        RequestHandler(loop, orders, service.metrics),
-        Serving(loop, counts, service.timeout),
-    )
+    handler = RequestHandler(engine, parser, service.metrics)
+    serving = Serving(engine, counts, service.timeout)
 
     async def answered(
         http: HttpRequest, body: CompletionRequest | ChatCompletionRequest
     ) -> Response:
         try:
-            choices = await asyncio.to_thread(desk.choices, body)
+            choices = await asyncio.to_thread(handler.choices, body)
         except (errors.APIError, OutriderError) as error:
             return errors.response(error)
         echo = isinstance(body, CompletionRequest) and body.echo
-        writer = desk.writer(body)
+        writer = handler.writer(body)
         events = Events(body.stream_options or StreamOptions(), writer, echo)
         return await serving.answer(http, body, choices, writer, events, echo)
 
@@ -202,8 +202,8 @@ def _texts(
     async def chat(http: HttpRequest, body: ChatCompletionRequest) -> Response:
         return await answered(http, body)
 
-    _responses(app, desk, serving)
-    _tokens(app, orders)
+    _responses(app, handler, serving)
+    _tokens(app, parser)
 
     @app.get("/")
     async def page() -> HTMLResponse:
@@ -212,13 +212,13 @@ def _texts(
 
     if known.media is not None and known.media.hears:
         ear = SpeechModelInfo(service.names[0], None, known.media.rate)
-        _transcriptions(app, ear, loop, service, counts)
+        _transcriptions(app, ear, engine, service, counts)
         return
     what = "reads and writes text; transcriptions need a Whisper: --model openai/whisper-base"
     _unserved(app, service, what, TRANSCRIPTIONS)
 
 
-def _responses(app: FastAPI, desk: RequestHandler, serving: Serving) -> None:
+def _responses(app: FastAPI, handler: RequestHandler, serving: Serving) -> None:
     """Responses: chats whose turns are kept here."""
     store = ResponseStore()
 
@@ -228,12 +228,12 @@ def _responses(app: FastAPI, desk: RequestHandler, serving: Serving) -> None:
             last = body.previous_response_id
             before = [] if last is None else store.find(last, "previous_response_id").turns
             chat = body.chat(before)
-            choices = await asyncio.to_thread(desk.choices, chat)
+            choices = await asyncio.to_thread(handler.choices, chat)
         except ValidationError as error:
             return JSONResponse(errors.rejected(error.errors()), 400)
         except (errors.APIError, OutriderError) as error:
             return errors.response(error)
-        started = ResponseDraft(body, desk.orders.known.fingerprint_of(body.model))
+        started = ResponseDraft(body, handler.parser.known.fingerprint_of(body.model))
         writer = ResponsesWriter(started, store, before)
         return await serving.answer(http, chat, choices, writer, writer.flow)
 
@@ -253,24 +253,24 @@ def _responses(app: FastAPI, desk: RequestHandler, serving: Serving) -> None:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-def _tokens(app: FastAPI, orders: RequestParser) -> None:
+def _tokens(app: FastAPI, parser: RequestParser) -> None:
     """Tokens of texts, and texts of tokens."""
 
     @app.get("/tokenizer_info")
     async def info() -> dict[str, Any]:
-        return tokenizer_info(orders)
+        return tokenizer_info(parser)
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
         try:
-            return JSONResponse(await asyncio.to_thread(tokenized, orders, body))
+            return JSONResponse(await asyncio.to_thread(tokenized, parser, body))
         except errors.APIError as error:
             return errors.response(error)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
         try:
-            return JSONResponse(await asyncio.to_thread(detokenized, orders, body))
+            return JSONResponse(await asyncio.to_thread(detokenized, parser, body))
         except errors.APIError as error:
             return errors.response(error)
 
@@ -278,12 +278,12 @@ def _tokens(app: FastAPI, orders: RequestParser) -> None:
 def _speech(
     app: FastAPI,
     known: SpeechModelInfo,
-    loop: EngineProtocol,
+    engine: EngineClient,
     service: ServerConfig,
     counts: ServerMetrics,
 ) -> None:
     """Transcriptions, and nothing else."""
-    _transcriptions(app, known, loop, service, counts)
+    _transcriptions(app, known, engine, service, counts)
     what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
     _unserved(app, service, what, COMPLETIONS, CHATS, RESPONSES)
 
@@ -291,12 +291,12 @@ def _speech(
 def _transcriptions(
     app: FastAPI,
     known: SpeechModelInfo,
-    loop: EngineProtocol,
+    engine: EngineClient,
     service: ServerConfig,
     counts: ServerMetrics,
 ) -> None:
     """Recordings as text."""
-    ear = TranscriptionHandler(known, service.names, loop, counts, service.timeout)
+    ear = TranscriptionHandler(known, service.names, engine, counts, service.timeout)
 
     @app.post(TRANSCRIPTIONS, responses=_also(EVENTS, "text/plain"))
     async def transcriptions(
@@ -326,7 +326,7 @@ def _about(
     app: FastAPI,
     known: ModelInfo,
     service: ServerConfig,
-    loop: EngineProtocol,
+    engine: EngineClient,
     counts: ServerMetrics,
 ) -> None:
     """What is served, and how it is."""
@@ -354,9 +354,9 @@ def _about(
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        load, still = loop.load, loop.still > service.still_seconds
-        status = "dead" if loop.fault is not None else "still" if still else "ok"
-        if not loop.alive and loop.fault is None:
+        load, still = engine.load, engine.still > service.still_seconds
+        status = "dead" if engine.fault is not None else "still" if still else "ok"
+        if not engine.alive and engine.fault is None:
             status = "closing or starting again"
         state = {"status": status, "running": load.running}
         return JSONResponse(state | {"waiting": load.waiting}, 200 if status == "ok" else 503)

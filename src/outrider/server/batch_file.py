@@ -25,13 +25,14 @@ from pydantic import ValidationError
 
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.server.chat_prompts import Parsers
-from outrider.server.engine_factory import EngineConfig, build_engine
+from outrider.server.engine_client import InProcessClient
+from outrider.server.engine_factory import EngineConfig
 from outrider.server.engine_loop import EngineStoppedError
 from outrider.server.errors import APIError, content, rejected, to_response
 from outrider.server.model_info import TextModelInfo
 from outrider.server.protocol import ChatCompletionRequest, CompletionRequest
 from outrider.server.request_parsing import RequestParser
-from outrider.server.serving import ActiveStream, RequestHandler, running
+from outrider.server.serving import RequestHandler, running, text_blocks
 from outrider.text.speculator import Speculator
 
 if sys.platform != "win32":
@@ -251,10 +252,11 @@ def answers(
     Raises what has stopped the engine. Whatever is wrong with a request is told in its row.
     """
     most = _AHEAD * rows * rows  # a request asks for `rows` choices at most
-    known, loop = build_engine(speculator, EngineConfig(rows, capacity, most))
+    engine = InProcessClient(speculator, EngineConfig(rows, capacity, most))
+    known = engine.known
     assert isinstance(known, TextModelInfo)
-    orders = RequestParser(known, (name,), rows, capacity, Parsers.of(known.tokenizer, None, None))
-    every = _running(RequestHandler(loop, orders), wanted)
+    parser = RequestParser(known, (name,), rows, capacity, Parsers.of(known.tokenizer, None, None))
+    every = _running(RequestHandler(engine, parser), wanted)
 
     async def following() -> Row | None:
         return await anext(every, None)
@@ -267,14 +269,18 @@ def answers(
             runner.run(every.aclose())
 
 
-async def _running(desk: RequestHandler, wanted: Iterable[BatchLine]) -> AsyncGenerator[Row, None]:
+async def _running(
+    handler: RequestHandler, wanted: Iterable[BatchLine]
+) -> AsyncGenerator[Row, None]:
     """Rows in the order in which they are ready; some more requests than rows are under way."""
     source, under_way = iter(wanted), set[asyncio.Task[Row]]()
-    async with running(desk.loop):
+    async with running(handler.engine):
         try:
             while True:
-                free = _AHEAD * desk.loop.rows - len(under_way)
-                under_way |= {asyncio.create_task(_row(desk, one)) for one in islice(source, free)}
+                free = _AHEAD * handler.engine.rows - len(under_way)
+                under_way |= {
+                    asyncio.create_task(_row(handler, one)) for one in islice(source, free)
+                }
                 if not under_way:
                     return
                 done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
@@ -283,40 +289,40 @@ async def _running(desk: RequestHandler, wanted: Iterable[BatchLine]) -> AsyncGe
                     if task.exception() is None:
                         yield task.result()
                 if errors:  # all of them are told the same of an engine that has stopped
-                    raise desk.loop.fault or errors[0]
+                    raise handler.engine.fault or errors[0]
         finally:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
 
-async def _row(desk: RequestHandler, wanted: BatchLine) -> Row:
+async def _row(handler: RequestHandler, wanted: BatchLine) -> Row:
     if wanted.body is None:
         return wanted.refused()
-    return wanted.answered(*await _answer(desk, wanted.url, wanted.body))
+    return wanted.answered(*await _answer(handler, wanted.url, wanted.body))
 
 
 async def _answer(
-    desk: RequestHandler, url: str, asked: dict[str, Any]
+    handler: RequestHandler, url: str, asked: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
     """Status and body of what is said to a request's body."""
     try:
         body = _BODIES[url].model_validate(asked)
         if body.stream:
             raise APIError("a file of answers has no streams; leave stream out", "stream")
-        choices = await asyncio.to_thread(desk.choices, body)
+        choices = await asyncio.to_thread(handler.choices, body)
         wait = None if body.timeout is None else time.monotonic() + body.timeout
-        async for _ in ActiveStream(desk.loop, choices, wait).blocks():
+        async for _ in text_blocks(handler.engine, choices, wait):
             pass
     except ValidationError as error:
         return 400, rejected(error.errors())
     except (APIError, OutriderError, TimeoutError) as error:
-        if desk.loop.fault is not None:
+        if handler.engine.fault is not None:
             raise
         return to_response(error)
     except Exception as error:
-        if desk.loop.fault is not None or isinstance(error, EngineStoppedError):
+        if handler.engine.fault is not None or isinstance(error, EngineStoppedError):
             raise
         return 500, content(f"internal error: {type(error).__name__}: {error}", 500)
     echo = isinstance(body, CompletionRequest) and body.echo
-    return 200, desk.writer(body).whole(choices, echo)
+    return 200, handler.writer(body).whole(choices, echo)

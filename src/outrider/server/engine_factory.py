@@ -1,6 +1,7 @@
 """What decodes for a server: a loop over a model, and what others must know of that model."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from outrider.server.batch_runners import (
     TranscriptionRequest,
     TranscriptionRunner,
 )
-from outrider.server.engine_loop import EngineLoop
+from outrider.server.engine_loop import EngineLoop, OutputCallback
 from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
 from outrider.server.speculation_methods import MethodRouter
 from outrider.speech.prompted_transcriber import PromptedTranscription, prompted
@@ -65,14 +66,19 @@ def fingerprint(speculator: Speculator, adapter: str | None = None) -> str:
 
 
 def build_engine(
-    speculator: Speculator, room: EngineConfig, most_still: float | None = None
+    speculator: Speculator,
+    room: EngineConfig,
+    deliver: OutputCallback,
+    most_still: float | None = None,
 ) -> tuple[ModelInfo, EngineLoop]:
     """A loop that is not yet started. A Whisper transcribes, others write text.
 
+    deliver     takes what has happened, once a turn, on the loop's thread
     most_still  seconds without a turn's end after which it is given up; None: never
     """
     if speculator.hearing is not None:
-        return _hears(speculator, speculator.hearing, room, most_still)
+        known, opened = _hears(speculator, speculator.hearing)
+        return known, EngineLoop(opened, room.max_num_seqs, deliver, most_still)
     if speculator.tokenizer is None:
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     engine = speculator.engine
@@ -87,7 +93,7 @@ def build_engine(
             return TranscriptionRunner(partial(_prompted, speculator))
         return EngineRun(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
 
-    known = TextModelInfo(
+    text = TextModelInfo(
         speculator.tokenizer,
         speculator.eos_ids,
         engine.target.context,
@@ -98,9 +104,7 @@ def build_engine(
         {name: fingerprint(speculator, name) for name in adapters},
         speculator.media,
     )
-    return known, EngineLoop(
-        run, room.max_num_seqs, room.max_queued_requests, most_still=most_still
-    )
+    return text, EngineLoop(run, room.max_num_seqs, deliver, most_still)
 
 
 def _prompted(speculator: Speculator, spoken: TranscriptionRequest) -> PromptedTranscription:
@@ -112,17 +116,11 @@ def _prompted(speculator: Speculator, spoken: TranscriptionRequest) -> PromptedT
 
 
 def _hears(
-    speculator: Speculator, hearing: WhisperModel, room: EngineConfig, most_still: float | None
-) -> tuple[ModelInfo, EngineLoop]:
+    speculator: Speculator, hearing: WhisperModel
+) -> tuple[SpeechModelInfo, Callable[[str], TranscriptionRunner]]:
     def begin(spoken: TranscriptionRequest) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}
         return transcription(speculator.engine, hearing, given, spoken.settings)
 
     known = SpeechModelInfo(hearing.name, hearing.vocabulary, hearing.rate)
-
-    def run(lane: str) -> TranscriptionRunner:
-        return TranscriptionRunner(begin)
-
-    return known, EngineLoop(
-        run, room.max_num_seqs, room.max_queued_requests, most_still=most_still
-    )
+    return known, lambda lane: TranscriptionRunner(begin)

@@ -1,6 +1,9 @@
-"""The thread that owns the live batch: orders come in, events go out once per turn.
+"""One thread that owns the live batch, and the messages between it and those who ask.
 
-A turn: orders (new requests, cancellations) are taken; who has waited longest gets a row; every
+`EngineRequest` and `AbortRequest` go in, `EngineOutput` comes out: whoever asks, from this process
+or another one (`outrider.server.engine_client`).
+
+Each turn: orders (new requests, cancellations) are taken; who has waited longest gets a row; every
 lane with work makes one step; what was emitted is delivered. Nobody else touches the engine.
 """
 
@@ -8,7 +11,6 @@ import itertools
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +40,24 @@ class Broken(Exception):
     """The engine has ended by a fault of its own."""
 
 
+@dataclass(frozen=True, eq=False)
+class EngineRequest:
+    """One text or recording that an engine is asked for, as it crosses to it."""
+
+    lane: str
+    request: Request | TranscriptionRequest
+    deadline: float | None = None  #: when it is given up, by `time.monotonic`
+    arrived: float = field(default_factory=time.monotonic)
+    key: int = field(default_factory=itertools.count().__next__)  #: names it
+
+
+class AbortRequest(NamedTuple):
+    """Nobody waits for a request any more."""
+
+    key: int
+    reason: str
+
+
 class StepTiming(NamedTuple):
     """What one step of a lane took and brought."""
 
@@ -46,41 +66,22 @@ class StepTiming(NamedTuple):
     nodes: int  #: most tokens that a row's draft was given, and its pending one
 
 
-class OutputEvent(NamedTuple):
-    """What has happened to a request: a block of its answer, or why there will be none."""
+class EngineOutput(NamedTuple):
+    """What has happened to a request: a block of its answer, or why there will be none.
 
+    The last one is `over`; with neither a block nor an error it says that its abortion is done.
+    """
+
+    key: int
     block: StepOutput | TranscriptionOutput | None = None
     error: BaseException | None = None
     over: bool = False
-    step: StepTiming | None = (
-        None  #: the step that brought the block: told with the first of its blocks
-    )
-
-
-@dataclass(eq=False)
-class PendingRequest:
-    """One request on its way. `sink` is called with its events, on the thread that delivers."""
-
-    lane: str
-    request: Request | TranscriptionRequest
-    sink: Callable[[OutputEvent], None]
-    deadline: float | None = None  #: when it is given up, by `time.monotonic`
-    arrived: float = field(default_factory=time.monotonic)
+    step: StepTiming | None = None  #: that brought the block: told with the first of its blocks
     scheduled: float | None = None  #: when a row was free for it
-    number: int | None = None  #: in its lane's run
     cached: int = 0  #: tokens of its prompt that were copied from another one
-    begun: bool = False  #: whether any of its answer has come
-    over: bool = False
-    had: list[int] = field(default_factory=list)  #: tokens that were told, in another process
-    key: int = field(default_factory=itertools.count().__next__)  #: names it in its process
 
 
-class QueueStats(NamedTuple):
-    """How busy the loop is."""
-
-    running: int
-    waiting: int
-    rows: int
+OutputCallback = Callable[[list[EngineOutput]], None]
 
 
 class BatchRunner(Protocol):
@@ -110,98 +111,56 @@ class BatchRunner(Protocol):
         """Tokens of its prompt that were copied from another one."""
 
 
-OutputCallback = Callable[[list[tuple[PendingRequest, OutputEvent]]], None]
+@dataclass(eq=False)
+class _Scheduled:
+    """A request that has a row."""
 
-
-class EngineProtocol(Protocol):
-    """What decodes for those who have tickets: a `EngineLoop` of this process, or one in another.
-
-    deliver  hands events to their tickets' sinks; set before it is started
-    fault    what has ended it, if anything has
-    """
-
-    deliver: OutputCallback
-    fault: BaseException | None
-
-    @property
-    def rows(self) -> int:
-        """Requests decoded side by side."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it decodes."""
-
-    @property
-    def still(self) -> float:
-        """Seconds since it has last ended a turn."""
-
-    @property
-    def load(self) -> QueueStats:
-        """Rows under way, requests in the queue, rows in all."""
-
-    def submit(self, tickets: Sequence[PendingRequest]) -> None:
-        """Queue requests, all or none. Raises Full or Stopped, or the tickets' events tell it."""
-
-    def cancel(self, ticket: PendingRequest, reason: str = "cancelled") -> None:
-        """Nobody waits for it any more."""
-
-    def start(self) -> None:
-        """Begin to decode."""
-
-    def close(self) -> None:
-        """Take no more, end what runs, and stop."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has stopped."""
+    asked: EngineRequest
+    number: int  #: in its lane's run
+    scheduled: float
+    begun: bool = False  #: whether any of its answer has come
 
 
 class EngineLoop(threading.Thread):
     """Decodes requests of all lanes, `rows` at a time, first come first served.
 
-    opened        makes a lane's run when its first request gets a row
-    most_waiting  requests in the queue beyond which more are refused: `QueueFullError`
-    deliver       hands events to their tickets' sinks on another thread; None: at once
-    most_still    seconds without a turn's end after which it is given up; None: never
+    opened      makes a lane's run when its first request gets a row
+    deliver     takes what has happened, once a turn, on this thread
+    most_still  seconds without a turn's end after which it is given up; None: never
     """
 
     def __init__(
         self,
         opened: Callable[[str], BatchRunner],
         rows: int,
-        most_waiting: int,
-        deliver: OutputCallback | None = None,
+        deliver: OutputCallback,
         most_still: float | None = None,
     ) -> None:
         super().__init__(name="outrider-engine", daemon=True)
         self._most_still = most_still
-        self._opened, self.rows, self.most_waiting = opened, rows, most_waiting
-        self.deliver = deliver or dispatch
+        self._opened, self.rows, self._deliver = opened, rows, deliver
         self.fault: BaseException | None = None
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._queued = 0  # orders under way included
-        self._waiting: deque[PendingRequest] = deque()
+        self._waiting: dict[int, EngineRequest] = {}  # by key, in the order in which they came
+        self._running: dict[int, _Scheduled] = {}
         self._runs: dict[str, BatchRunner] = {}
-        self._running: dict[tuple[str, int], PendingRequest] = {}
-        self._events: list[tuple[PendingRequest, OutputEvent]] = []
-        self._closing = False
+        self._outputs: list[EngineOutput] = []
+        self._closing = self._ended = False
         self._turned = time.monotonic()
 
     # ------------------------------------------------------------------ from any thread
 
-    def submit(self, tickets: Sequence[PendingRequest]) -> None:
-        """Queue requests, all or none. Raises Full, or Stopped."""
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests. Raises EngineStoppedError."""
         with self._lock:
-            if self.fault is not None or self._closing:
+            if self._ended:
                 raise EngineStoppedError
-            if self._queued + len(tickets) > self.most_waiting + self.rows - len(self._running):
-                raise QueueFullError
-            self._queued += len(tickets)
-            self._orders.put(lambda: self._waiting.extend(tickets))
+            self._orders.put(lambda: self._waiting.update({one.key: one for one in requests}))
 
-    def cancel(self, ticket: PendingRequest, reason: str = "cancelled") -> None:
+    def abort(self, order: AbortRequest) -> None:
         """Nobody waits for it any more; its row is free at the next turn."""
-        self._orders.put(lambda: self._end(ticket, reason))
+        self._orders.put(lambda: self._aborted(order))
 
     def close(self) -> None:
         """Take no more, end what runs, and stop."""
@@ -218,11 +177,6 @@ class EngineLoop(threading.Thread):
             watch = partial(self._watch, self._most_still)
             threading.Thread(target=watch, name="outrider-watch", daemon=True).start()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has stopped; one that was never started has."""
-        if self.ident is not None:
-            super().join(timeout)
-
     @property
     def alive(self) -> bool:
         """Whether it decodes."""
@@ -233,20 +187,14 @@ class EngineLoop(threading.Thread):
         """Seconds since it has last ended a turn; one that waits for work turns, too."""
         return time.monotonic() - self._turned
 
-    @property
-    def load(self) -> QueueStats:
-        """Rows under way, requests in the queue, rows in all."""
-        return QueueStats(len(self._running), self._queued, self.rows)
-
     def _watch(self, most_still: float) -> None:
         """Tell whoever waits once it stands still: a thread cannot be ended, nor started again."""
         while self.alive:
             time.sleep(min(1.0, most_still / 4))
             if self.alive and self.still > most_still:
-                lost = Broken(f"the engine ended no turn for {self.still:.0f} s")
-                with self._lock:
-                    self.fault, self._closing = lost, True
-                self._give_up(lost)
+                self.fault = Broken(f"the engine ended no turn for {self.still:.0f} s")
+                self._closing = True
+                self._give_up(self.fault)
 
     # ------------------------------------------------------------------ the thread's own
 
@@ -260,12 +208,11 @@ class EngineLoop(threading.Thread):
                 self._schedule()
                 for lane, run in self._runs.items():
                     if not run.done:
-                        self._tell(lane, run)
+                        self._step(lane, run)
                 self._flush()
             self._give_up(EngineStoppedError("the server is closing"))
         except BaseException as error:
-            with self._lock:
-                self.fault = self.fault or error
+            self.fault = self.fault or error
             self._give_up(Broken(f"{type(error).__name__}: {error}"))
             raise
 
@@ -282,94 +229,81 @@ class EngineLoop(threading.Thread):
 
     def _expire(self) -> None:
         now = time.monotonic()
-        every = [*self._waiting, *self._running.values()]
-        for ticket in every:
-            if ticket.deadline is not None and ticket.deadline < now:
-                self._event(ticket, OutputEvent(error=TimeoutError(), over=True))
-                self._end(ticket, "cancelled")
+        every = [*self._waiting.values(), *(one.asked for one in self._running.values())]
+        for one in every:
+            if one.deadline is not None and one.deadline < now:
+                scheduled = self._removed(one.key, "cancelled")
+                late = EngineOutput(one.key, error=TimeoutError(), over=True, scheduled=scheduled)
+                self._outputs.append(late)
 
     def _schedule(self) -> None:
         while self._waiting and len(self._running) < self.rows:
-            ticket = self._waiting[0]  # in the queue until it has a row: a fault is told to it, too
-            ticket.scheduled = time.monotonic()
+            # in the queue until it has a row: a fault is told to it, too
+            key, asked = next(iter(self._waiting.items()))
+            now = time.monotonic()
             try:
-                run = self._run(ticket.lane)
-                ticket.number = run.submit(ticket.request)
+                number = self._run(asked.lane).submit(asked.request)
             except Exception as error:  # this request's own
-                self._event(ticket, OutputEvent(error=_of_a_row(error), over=True))
+                own = _of_a_row(error)
+                self._outputs.append(EngineOutput(key, error=own, over=True, scheduled=now))
             else:
-                self._running[ticket.lane, ticket.number] = ticket
-            self._waiting.popleft()
-            self._left(1)
+                self._running[key] = _Scheduled(asked, number, now)
+            del self._waiting[key]
 
     def _run(self, lane: str) -> BatchRunner:
         if lane not in self._runs:
             self._runs[lane] = self._opened(lane)
         return self._runs[lane]
 
-    def _tell(self, lane: str, run: BatchRunner) -> None:
+    def _step(self, lane: str, run: BatchRunner) -> None:
         """One step of a lane."""
         began = time.perf_counter()
         blocks = run.step()
-        step = self._step(lane, blocks, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        scheduled = {one.number: one for one in self._running.values() if one.asked.lane == lane}
+        step = _timing(scheduled, blocks, seconds)
         for block in blocks:
-            ticket = self._running.get((lane, block.row))
-            if ticket is None:
+            one = scheduled.get(block.row)
+            if one is None or one.asked.key not in self._running:
                 continue
-            ticket.cached = run.cached(block.row)
-            reason = block.finish_reason
+            cached, reason = run.cached(block.row), block.finish_reason
             error = _of_a_row(run.errors[block.row]) if reason == "error" else None
-            self._event(ticket, OutputEvent(block, error, reason is not None, step))
-            ticket.begun, step = True, None
-            if reason is not None:
-                self._leave(ticket, run)
+            over, key = reason is not None, one.asked.key
+            self._outputs.append(EngineOutput(key, block, error, over, step, one.scheduled, cached))
+            one.begun, step = True, None
+            if over:
+                self._leave(one, run)
 
-    def _step(
-        self, lane: str, blocks: Sequence[StepOutput | TranscriptionOutput], seconds: float
-    ) -> StepTiming | None:
-        """The step that wrote these blocks; None where nothing was written, and for recordings."""
-        wrote = [block for block in blocks if isinstance(block, StepOutput) and block.token_ids]
-        if not wrote:
+    def _aborted(self, order: AbortRequest) -> None:
+        """End a request that is not over, and say so."""
+        if order.key in self._waiting or order.key in self._running:
+            scheduled = self._removed(order.key, order.reason)
+            self._outputs.append(EngineOutput(order.key, over=True, scheduled=scheduled))
+
+    def _removed(self, key: int, reason: str) -> float | None:
+        """End a request from outside, wherever it stands; when it had got a row, if it had."""
+        one = self._running.get(key)
+        if one is None:
+            del self._waiting[key]
             return None
-        tokens = sum(len(block.token_ids) for block in wrote)
-        for block in wrote:
-            ticket = self._running.get((lane, block.row))
-            if ticket is not None and not ticket.begun and isinstance(ticket.request, Request):
-                tokens += len(ticket.request.asked)
-        return StepTiming(seconds, tokens, 1 + max(block.drafted for block in wrote))
+        run = self._runs[one.asked.lane]
+        run.end(one.number, reason)
+        self._leave(one, run)
+        return one.scheduled
 
-    def _end(self, ticket: PendingRequest, reason: str) -> None:
-        """End a request from outside, wherever it stands; one that is over stays so."""
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-            self._left(1)
-        elif ticket.number is not None and (ticket.lane, ticket.number) in self._running:
-            run = self._runs[ticket.lane]
-            run.end(ticket.number, reason)
-            self._leave(ticket, run)
-        ticket.over = True
-
-    def _leave(self, ticket: PendingRequest, run: BatchRunner) -> None:
-        assert ticket.number is not None
-        del self._running[ticket.lane, ticket.number]
-        run.release(ticket.number)
-
-    def _left(self, count: int) -> None:
-        with self._lock:
-            self._queued -= count
-
-    def _event(self, ticket: PendingRequest, event: OutputEvent) -> None:
-        if not ticket.over:
-            ticket.over = event.over
-            self._events.append((ticket, event))
+    def _leave(self, one: _Scheduled, run: BatchRunner) -> None:
+        del self._running[one.asked.key]
+        run.release(one.number)
 
     def _flush(self) -> None:
-        if self._events:
-            events, self._events = self._events, []
-            self.deliver(events)
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._deliver(outputs)
 
     def _give_up(self, error: BaseException) -> None:
-        """Whoever waits hears that nothing will come."""
+        """Whoever waits hears that nothing will come, once."""
+        with self._lock:
+            self._ended = True
         while True:
             try:
                 order = self._orders.get_nowait()
@@ -377,9 +311,26 @@ class EngineLoop(threading.Thread):
                 break
             with suppress(Exception):  # the engine may be broken; who waits matters
                 order()
-        for ticket in [*self._waiting, *self._running.values()]:
-            self._event(ticket, OutputEvent(error=error, over=True))
+        left, self._waiting, self._running = [*self._waiting, *self._running], {}, {}
+        self._outputs += [EngineOutput(key, error=error, over=True) for key in left]
         self._flush()
+
+
+def _timing(
+    scheduled: Mapping[int, _Scheduled],
+    blocks: Sequence[StepOutput | TranscriptionOutput],
+    seconds: float,
+) -> StepTiming | None:
+    """Of the step that wrote these blocks; None where nothing was written, and for recordings."""
+    wrote = [block for block in blocks if isinstance(block, StepOutput) and block.token_ids]
+    if not wrote:
+        return None
+    tokens = sum(len(block.token_ids) for block in wrote)
+    for block in wrote:
+        one = scheduled.get(block.row)
+        if one is not None and not one.begun and isinstance(one.asked.request, Request):
+            tokens += len(one.asked.request.asked)
+    return StepTiming(seconds, tokens, 1 + max(block.drafted for block in wrote))
 
 
 def _of_a_row(error: Exception) -> OutriderError:
@@ -390,9 +341,3 @@ def _of_a_row(error: Exception) -> OutriderError:
         f"the decoding of this request failed; got {type(error).__name__}; ask once more, or "
         "without what limits its tokens"
     )
-
-
-def dispatch(events: list[tuple[PendingRequest, OutputEvent]]) -> None:
-    """Hand each ticket its events."""
-    for ticket, event in events:
-        ticket.sink(event)

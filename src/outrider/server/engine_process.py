@@ -1,4 +1,4 @@
-"""The loop in a process of its own: orders go there, events come back once a turn.
+"""The loop in a process of its own: orders go there, outputs come back once a turn.
 
 HTTP, JSON and words need the interpreter's lock that the thread which decodes needs, too; in two
 processes neither waits for the other. What crosses is pickled: lists of requests one way, blocks of
@@ -24,23 +24,19 @@ from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
 
-from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.models.cpu_kernels import build
-from outrider.server.batch_runners import TranscriptionRequest
+from outrider.server.engine_client import EngineClient, OpenRequest
 from outrider.server.engine_factory import EngineConfig, build_engine
 from outrider.server.engine_loop import (
     STILL_SECONDS,
+    AbortRequest,
     Broken,
     EngineLoop,
+    EngineOutput,
+    EngineRequest,
     EngineStoppedError,
-    OutputCallback,
-    OutputEvent,
-    PendingRequest,
-    QueueFullError,
-    QueueStats,
-    dispatch,
 )
 from outrider.server.grammar import vocabulary
 from outrider.server.model_info import ModelInfo, TextModelInfo
@@ -51,32 +47,6 @@ _BEAT = 1.0  #: seconds between signs of life
 _RECENTLY, _MOST_STARTS = 600.0, 3  #: so many starts in so many seconds, and no more
 _log = logging.getLogger("outrider.server")
 _PATIENCE = 5.0  #: seconds in which the other process ends once nobody wants it
-
-
-class AddRequest(NamedTuple):
-    """A ticket on its way."""
-
-    key: int
-    lane: str
-    request: Request | TranscriptionRequest
-    deadline: float | None
-    arrived: float
-
-
-class AbortRequest(NamedTuple):
-    """Nobody waits for a ticket any more."""
-
-    key: int
-    reason: str
-
-
-class RequestOutput(NamedTuple):
-    """An event on its way, with what the loop has noted on its ticket."""
-
-    key: int
-    event: OutputEvent
-    scheduled: float | None
-    cached: int
 
 
 class Pulse(NamedTuple):
@@ -91,7 +61,7 @@ class EngineDeadError(Broken):
 
 def launch_engine(
     load: Callable[[], Speculator], room: EngineConfig, still: float = STILL_SECONDS
-) -> "EngineClient":
+) -> "ProcessClient":
     """A process in which `load` makes a speculator, and a loop over it. Both are pickled.
 
     It is started again if it ends by itself, or ends no turn for `still` seconds: texts go on.
@@ -117,14 +87,12 @@ def launch_engine(
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-    return EngineClient(here, process, room.max_num_seqs, begin, still)
+    return ProcessClient(here, process, room, begin, still)
 
 
-class EngineClient:
-    """A `EngineProtocol` whose loop is at the other end of a pipe, in a process that ends with this
-    one.
+class ProcessClient(EngineClient):
+    """The client of a loop at the other end of a pipe, in a process that ends with this one.
 
-    known  what that process says of its model
     begin  starts another such process where this one ends by itself; None: nothing does
     still  seconds without a turn's end after which it is killed, and so started again
     """
@@ -133,21 +101,16 @@ class EngineClient:
         self,
         pipe: Connection,
         process: BaseProcess,
-        rows: int,
+        room: EngineConfig,
         begin: Callable[[], tuple[Connection, BaseProcess]] | None = None,
         still: float = STILL_SECONDS,
     ) -> None:
-        self._pipe, self._process, self.rows = pipe, process, rows
+        self._pipe, self._process = pipe, process
         self._begin, self._most_still = begin, still
         self._life, self._starts, self._reviving = 0, deque[float](), False
-        self._pulse = time.monotonic()
-        self.deliver: OutputCallback = dispatch
-        self.fault: BaseException | None = None
-        self._lock = threading.Lock()
-        self._open: dict[int, PendingRequest] = {}
+        self._fault: EngineDeadError | None = None
         self._orders: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
-        self._closing = False
-        self.known = self._introduction()
+        super().__init__(self._introduction(), room.max_num_seqs, room.max_queued_requests)
         self._pulse = time.monotonic()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -168,55 +131,34 @@ class EngineClient:
             raise said
         return said
 
-    # ------------------------------------------------------------------ a Decoder's
+    @property
+    def fault(self) -> EngineDeadError | None:
+        """That the process has ended, and is not started again."""
+        return self._fault
 
     @property
     def alive(self) -> bool:
         """Whether it decodes."""
-        return self.fault is None and not self._closing and not self._reviving
+        return self._fault is None and not self._closing and not self._reviving
 
     @property
     def still(self) -> float:
         """Seconds since it has last ended a turn."""
         return time.monotonic() - self._pulse
 
-    @property
-    def load(self) -> QueueStats:
-        """As of what is known here: who came first runs, as many as there are rows."""
-        count = len(self._open)
-        return QueueStats(min(count, self.rows), max(count - self.rows, 0), self.rows)
-
-    def submit(self, tickets: Sequence[PendingRequest]) -> None:
-        """Send requests, all or none. Raises Stopped; events of the tickets say if it is Full."""
-        asked = [AddRequest(t.key, t.lane, t.request, t.deadline, t.arrived) for t in tickets]
-        with self._lock:
-            if self.fault is not None or self._closing:
-                raise EngineStoppedError
-            self._open |= {ticket.key: ticket for ticket in tickets}
-            self._orders.put((self._life, _pickled(asked)))
-
-    def cancel(self, ticket: PendingRequest, reason: str = "cancelled") -> None:
-        """Nobody waits for it any more; its row is free at the next turn."""
-        with self._lock:
-            if self._open.pop(ticket.key, None) is not None:
-                ticket.over = True
-                self._orders.put((self._life, _pickled(AbortRequest(ticket.key, reason))))
-
     def start(self) -> None:
         """It decodes from the beginning."""
 
-    def close(self) -> None:
-        """Take no more, end what runs, and stop."""
-        with self._lock:
-            self._closing = True
-            self._orders.put((self._life, _pickled(None)))
-
-    def join(self, timeout: float | None = None) -> None:
+    def join(self, timeout: float | None = None) -> bool:
         """Wait until it has stopped; after that time it is stopped."""
         self._listener.join(timeout)
         if self._listener.is_alive():
             self._process.kill()
             self._listener.join()
+        return True
+
+    def _send(self, order: Sequence[EngineRequest] | AbortRequest | None) -> None:
+        self._orders.put((self._life, _pickled(order)))
 
     # ------------------------------------------------------------------ threads of its own
 
@@ -232,7 +174,7 @@ class EngineClient:
 
     def _watch(self) -> None:
         """Kill a process that ends no turn; what listens to it starts another."""
-        while self.fault is None and not self._closing:
+        while self._fault is None and not self._closing:
             time.sleep(min(1.0, self._most_still / 4))
             if self.still > self._most_still and not self._reviving:
                 _log.error("the engine ended no turn for %.0f s; it is started again", self.still)
@@ -240,20 +182,24 @@ class EngineClient:
                 self._process.kill()
 
     def _listen(self) -> None:
-        """Events, as long as there are any; then the tickets that are open have an error."""
+        """Outputs, as long as there are any; then the requests that are open have an error."""
         while True:
             with suppress(EOFError, OSError):
                 while True:
-                    self._on_outputs(self._pipe.recv())
+                    said: list[EngineOutput] | Pulse = self._pipe.recv()
+                    if isinstance(said, Pulse):
+                        self._pulse = time.monotonic() - said.still
+                    else:
+                        self._receive(said)
             error = self._loss()
             if not self._revived(error):
                 break
         with self._lock:
             if not self._closing:
-                self.fault = error
-            left, self._open = list(self._open.values()), {}
-        why = self.fault or EngineStoppedError("the server is closing")
-        self._give([(ticket, OutputEvent(error=why, over=True)) for ticket in left])
+                self._fault = error
+            left = [key for key, one in self._open.items() if not one.over]
+        why = self._fault or EngineStoppedError("the server is closing")
+        self._receive([EngineOutput(key, error=why, over=True) for key in left])
 
     def _revived(self, loss: EngineDeadError) -> bool:
         """Start another process in place of one that has ended; what is open goes on there."""
@@ -275,36 +221,19 @@ class EngineClient:
             return False
         with self._lock:
             self._life += 1  # orders to the one before it are void
-            again = [order for ticket in self._open.values() if (order := _again(ticket))]
-            self._orders.put((self._life, _pickled(again)))
+            again, lost = list[EngineRequest](), list[EngineOutput]()
+            for key, one in self._open.items():
+                if (order := _again(one)) is not None:
+                    again.append(order)
+                elif not one.over:
+                    why = None if one.unwanted else loss
+                    lost.append(EngineOutput(key, error=why, over=True))
+            self._send(again)
             if self._closing:
-                self._orders.put((self._life, _pickled(None)))
-            lost = [ticket for ticket in self._open.values() if _again(ticket) is None]
+                self._send(None)
             self._reviving, self._pulse = False, time.monotonic()
-        self._give([(ticket, OutputEvent(error=loss, over=True)) for ticket in lost])
+        self._receive(lost)
         return True
-
-    def _on_outputs(self, said: Sequence[RequestOutput] | Pulse) -> None:
-        if isinstance(said, Pulse):
-            self._pulse = time.monotonic() - said.still
-            return
-        events = []
-        for key, event, scheduled, cached in said:
-            ticket = self._open.get(key)
-            if ticket is not None:
-                ticket.scheduled, ticket.cached = scheduled, cached
-                ticket.begun |= event.block is not None
-                if isinstance(event.block, StepOutput):
-                    ticket.had += event.block.token_ids
-                events.append((ticket, event))
-        self._give(events)
-
-    def _give(self, events: list[tuple[PendingRequest, OutputEvent]]) -> None:
-        for ticket, event in events:
-            ticket.over = event.over
-            if event.over:
-                self._open.pop(ticket.key, None)
-        self.deliver(events)
 
     def _loss(self) -> EngineDeadError:
         self._process.join(_PATIENCE)
@@ -313,24 +242,26 @@ class EngineClient:
         )
 
 
-def _again(ticket: PendingRequest) -> AddRequest | None:
-    """What is asked of another process, behind what is told; None: that cannot be gone on with."""
-    request = ticket.request
-    if not isinstance(request, Request):
-        if ticket.begun:
-            return None
-    elif ticket.had:
-        most = request.limits.max_new_tokens
-        left = None if most is None else most - len(ticket.had)
-        if left is not None and left < 1:
-            return None
-        request = replace(
+def _again(one: OpenRequest) -> EngineRequest | None:
+    """What is asked of another process, behind what has come; None: that cannot be gone on with."""
+    request = one.asked.request
+    if one.over or one.unwanted or (one.begun and not isinstance(request, Request)):
+        return None
+    if not one.had or not isinstance(request, Request):
+        return one.asked
+    most = request.limits.max_new_tokens
+    left = None if most is None else most - len(one.had)
+    if left is not None and left < 1:
+        return None
+    return replace(
+        one.asked,
+        request=replace(
             request,
-            prompt=[*request.prompt, *ticket.had],
+            prompt=[*request.prompt, *one.had],
             limits=replace(request.limits, max_new_tokens=left),
-            written=request.written + len(ticket.had),
-        )
-    return AddRequest(ticket.key, ticket.lane, request, ticket.deadline, ticket.arrived)
+            written=request.written + len(one.had),
+        ),
+    )
 
 
 # ---------------------------------------------------------------------- in the other process
@@ -339,33 +270,33 @@ def _again(ticket: PendingRequest) -> AddRequest | None:
 def run_engine_process(
     pipe: Connection, load: Callable[[], Speculator], room: EngineConfig
 ) -> None:
-    """Take orders from a pipe and tell events there, until nobody is at its other end."""
+    """Take orders from a pipe and send outputs there, until nobody is at its other end."""
     if multiprocessing.parent_process() is not None:  # one that was started later has the usual
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_IGN)
     # It answers for as long as the server lives, and one that takes its place rounds as it does:
     # neither is to go on without kernels that are still being compiled.
     build.PATIENCE = PATIENCE
+    telling = threading.Lock()  # the loop's thread, the one that beats, and this one
+
+    def tell(said: list[EngineOutput] | Pulse) -> None:
+        with telling:
+            pipe.send_bytes(pickle.dumps(said, pickle.HIGHEST_PROTOCOL))
+
+    def deliver(outputs: list[EngineOutput]) -> None:
+        with suppress(OSError):
+            tell(
+                [
+                    one if one.error is None else one._replace(error=_portable(one.error))
+                    for one in outputs
+                ]
+            )
+
     try:
-        known, loop = build_engine(load(), room)
+        known, loop = build_engine(load(), room, deliver)
     except Exception as error:
         pipe.send(_portable(error))
         return
-    tickets: dict[int, PendingRequest] = {}
-    telling = threading.Lock()  # the loop's thread and the one that takes orders
-
-    def deliver(events: list[tuple[PendingRequest, OutputEvent]]) -> None:
-        said = []
-        for ticket, event in events:
-            if event.error is not None:
-                event = event._replace(error=_portable(event.error))
-            if event.over:
-                tickets.pop(ticket.key, None)
-            said.append(RequestOutput(ticket.key, event, ticket.scheduled, ticket.cached))
-        with telling, suppress(OSError):
-            pipe.send_bytes(pickle.dumps(said, pickle.HIGHEST_PROTOCOL))
-
-    loop.deliver = deliver
     with suppress(OSError):
         pipe.send(known)
 
@@ -373,42 +304,25 @@ def run_engine_process(
         with suppress(OSError):
             while loop.fault is None:
                 time.sleep(_BEAT)
-                with telling:
-                    pipe.send_bytes(pickle.dumps(Pulse(loop.still), pickle.HIGHEST_PROTOCOL))
+                tell(Pulse(loop.still))
 
     threading.Thread(target=live, daemon=True).start()
-    obey = threading.Thread(target=_handle_commands, args=(pipe, known, loop, tickets), daemon=True)
-    obey.start()
+    threading.Thread(target=_handle_commands, args=(pipe, known, loop), daemon=True).start()
     loop.run()  # a fault of it is this process's
 
 
-def _handle_commands(
-    pipe: Connection, known: ModelInfo, loop: EngineLoop, tickets: dict[int, PendingRequest]
-) -> None:
+def _handle_commands(pipe: Connection, known: ModelInfo, loop: EngineLoop) -> None:
     """Orders, one after the other. Whatever ends them ends the loop."""
     try:
         while (order := _Unpickler(pipe.recv_bytes(), known).load()) is not None:
             if isinstance(order, AbortRequest):
-                if (dropped := tickets.pop(order.key, None)) is not None:
-                    loop.cancel(dropped, order.reason)
-                continue
-            fresh = [
-                PendingRequest(lane, request, _nothing, deadline, arrived, key=key)
-                for key, lane, request, deadline, arrived in order
-            ]
-            tickets |= {ticket.key: ticket for ticket in fresh}
-            try:
-                loop.submit(fresh)
-            except (QueueFullError, EngineStoppedError) as error:
-                loop.deliver([(ticket, OutputEvent(error=error, over=True)) for ticket in fresh])
-    except (EOFError, OSError):
-        pass  # nobody is there any more
+                loop.abort(order)
+            else:
+                loop.submit(order)
+    except (EOFError, OSError, EngineStoppedError):
+        pass  # nobody is there any more, at one end or the other
     finally:
         loop.close()
-
-
-def _nothing(event: OutputEvent) -> None:
-    """Events are told to the other process."""
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -443,7 +357,7 @@ class _Unpickler(pickle.Unpickler):
         return vocabulary(known.tokenizer, known.vocab_size, known.eos_ids)
 
 
-def _pickled(order: Sequence[AddRequest] | AbortRequest | None) -> bytes:
+def _pickled(order: Sequence[EngineRequest] | AbortRequest | None) -> bytes:
     data = io.BytesIO()
     _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(order)
     return data.getvalue()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -29,10 +30,10 @@ def answering(place: socket.socket) -> Iterator[None]:
     socket's queue. Needs no package beside Python's own, so it begins before those are imported.
     """
     place.listen()
-    loop, ready = asyncio.new_event_loop(), threading.Event()
-    answers = threading.Thread(target=_run, args=(loop, place.dup(), ready), daemon=True)
+    there = queue.SimpleQueue[asyncio.AbstractEventLoop]()
+    answers = threading.Thread(target=_run, args=(place.dup(), there), daemon=True)
     answers.start()
-    ready.wait()
+    loop = there.get()
     try:
         yield
     finally:
@@ -40,10 +41,11 @@ def answering(place: socket.socket) -> Iterator[None]:
         answers.join()
 
 
-def _run(loop: asyncio.AbstractEventLoop, place: socket.socket, ready: threading.Event) -> None:
+def _run(place: socket.socket, there: queue.SimpleQueue[asyncio.AbstractEventLoop]) -> None:
+    loop = asyncio.new_event_loop()  # not in the main thread: a signal would leave half of it
     asyncio.set_event_loop(loop)
     server = loop.run_until_complete(asyncio.start_server(_answer, sock=place, limit=_HEAD_BYTES))
-    loop.call_soon(ready.set)
+    loop.call_soon(there.put, loop)
     try:
         loop.run_forever()
     finally:
@@ -177,7 +179,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=int(grace) + _TOLD,
         )
         super().__init__(config)
-        self._engine, self._grace, self._ends = site.loop, grace, ends
+        self._engine, self._grace, self._ends = site.engine, grace, ends
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; an engine that is gone for good ends its server."""

@@ -9,12 +9,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from outrider.server.engine_loop import (
-    EngineProtocol,
-    OutputEvent,
-    PendingRequest,
-    dispatch,
-)
+from outrider.server.engine_client import EngineClient
+from outrider.server.engine_loop import EngineOutput
 from outrider.server.request_parsing import ChoiceState
 from outrider.server.response_builder import prompts
 from outrider.speech.result import Transcript
@@ -77,29 +73,27 @@ class ServerMetrics:
             "planner_nodes", "Of a step: most drafted tokens of a row, and its pending one", _NODES
         )
 
-    def register(self, loop: EngineProtocol) -> None:
-        """Gauges of the loop's load, read when somebody asks."""
+    def register(self, engine: EngineClient) -> None:
+        """Gauges of the engine's load, read when somebody asks."""
         for name, text, read in (
-            ("num_requests_running", "Rows under way", lambda: loop.load.running),
-            ("num_requests_waiting", "Requests in the queue", lambda: loop.load.waiting),
+            ("num_requests_running", "Rows under way", lambda: engine.load.running),
+            ("num_requests_waiting", "Requests in the queue", lambda: engine.load.waiting),
             (
                 "kv_cache_usage_perc",
                 "Rows under way by rows there are: each has a cache of its own; 1 is full",
-                lambda: loop.load.running / loop.load.rows,
+                lambda: engine.load.running / engine.load.rows,
             ),
         ):
             gauge = Gauge(self._prefix + name, text, ["model_name"], registry=self.registry)
             gauge.labels(self._model).set_function(read)
 
-    def spread(self, events: list[tuple[PendingRequest, OutputEvent]]) -> None:
-        """Hand each ticket its events, and count the steps that brought them. A
-        `OutputCallback`."""
-        for _, event in events:
-            if event.step is not None:
-                self.step_seconds.observe(event.step.seconds)
-                self.step_tokens.observe(event.step.tokens)
-                self.nodes.observe(event.step.nodes)
-        dispatch(events)
+    def on_outputs(self, outputs: Sequence[EngineOutput]) -> None:
+        """Count the steps that brought these."""
+        for output in outputs:
+            if output.step is not None:
+                self.step_seconds.observe(output.step.seconds)
+                self.step_tokens.observe(output.step.tokens)
+                self.nodes.observe(output.step.nodes)
 
     def on_finish(self, choices: Sequence[ChoiceState]) -> None:
         """Count an answer, whole or cut off by its client."""
@@ -110,15 +104,14 @@ class ServerMetrics:
         for choice in choices:
             self._count(choice)
 
-    def on_output(self, transcript: Transcript, ticket: PendingRequest) -> None:
+    def on_transcript(self, transcript: Transcript, arrived: float, scheduled: float) -> None:
         """Count a recording that was transcribed."""
         stats, now = transcript.stats.decoded, time.monotonic()
         self.seconds.inc(transcript.duration)
         self._counted(stats)
         self.ended.labels(self._model, "stop").inc()
-        if ticket.scheduled is not None:
-            self.queued.observe(ticket.scheduled - ticket.arrived)
-        self.whole.observe(now - ticket.arrived)
+        self.queued.observe(scheduled - arrived)
+        self.whole.observe(now - arrived)
 
     def _counted(self, stats: RequestStats) -> None:
         """What was drafted, and kept."""
@@ -134,8 +127,7 @@ class ServerMetrics:
     def _count(self, choice: ChoiceState) -> None:
         stats = choice.stats
         self._counted(stats)
-        unfinished = "error" if choice.failed else "cancelled"
-        self.ended.labels(self._model, choice.reason or unfinished).inc()
+        self.ended.labels(self._model, choice.reason or "cancelled").inc()
         if choice.scheduled is not None:
             self.queued.observe(choice.scheduled - choice.arrived)
         if choice.first is None or choice.last is None:

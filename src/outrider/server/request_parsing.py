@@ -51,8 +51,7 @@ class ChoiceState:
     best: int | None = None  #: how many of its prompt's choices are told, the likeliest first
     silent: bool = False  #: whether its log-probabilities are for choosing alone
     scored: Request | None = None  #: its prompt, if log-probabilities of that are asked for
-    prompt_logs: list[float] = field(default_factory=list)  #: of all its tokens but the first
-    prompt_likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+    scores: StepOutput | None = None  #: log-probabilities of that prompt but its first token
     prompt_top: int | None = None  #: as many are told as `prompt_logprobs`; None: `echo` does
     predicted: Counter[int] | None = None  #: tokens of the text that it was expected to resemble
     owed: str = ""  #: text of tokens that the client has, which it has not
@@ -60,8 +59,7 @@ class ChoiceState:
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
     told: int = 0  #: tokens that were told, in chunks
     histogram: list[int] = field(default_factory=list)  #: steps by accepted tokens
-    reason: str | None = None
-    failed: bool = False  #: whether its request ended by an error, this choice unfinished
+    reason: str | None = None  #: why it has ended
     arrived: float = field(default_factory=time.monotonic)
     scheduled: float | None = None
     first: float | None = None  #: when its first tokens came
@@ -141,8 +139,10 @@ class RequestParser:
             reference = self._ids(plain(body.prediction.content))
             predicted = Counter(reference)
         grammar = grammar_of(body)
+        stands = frozenset[int]()
         if chat is not None:
             grammar = chat.grammar(grammar)
+            stands = stands if chat.inputs is None else chat.inputs.placeholders
         sent = _sent(body, len(prompts) * copies)
         best = body.n if copies > body.n else None
         silent = best is not None and logs is None
@@ -154,7 +154,7 @@ class RequestParser:
                 index = len(choices)
                 had = sent[index].token_ids
                 self._within("resume", had)
-                left = self._budget(ids, asked, method) - len(had)
+                left = self._budget(ids, asked, method, stands) - len(had)
                 if left < 1 and sent[index].finish_reason is None and asked.given != 0:
                     raise APIError(f"choice {index} has all of its tokens already", "resume")
                 request = Request(
@@ -245,11 +245,16 @@ class RequestParser:
             raise APIError(f"{what}; leave speculative_config or prediction out", "prediction")
         return method, None if method == lane.NONE else depth
 
-    def _budget(self, ids: Sequence[int], asked: TokenBudget, method: str) -> int:
-        """Tokens that are asked for; or what is usual, if a row has room for it."""
+    def _budget(
+        self, ids: Sequence[int], asked: TokenBudget, method: str, stands: frozenset[int]
+    ) -> int:
+        """Tokens that are asked for; or what is usual, if a row has room for it.
+
+        A placeholder may be a token that the output layer does not know (Llama 3.2 Vision).
+        """
         if not ids:
             raise APIError("the prompt has no tokens; write at least one", asked.prompt)
-        self._within(asked.prompt, ids)
+        self._within(asked.prompt, (token for token in ids if token not in stands))
         most, context = self.capacity - self.known.methods.nodes[method], self.known.context
         room = min(context, most) - len(ids)
         if room < 1:

@@ -1,4 +1,4 @@
-"""Events as OpenAI's objects: choices, chunks, usage, log-probabilities, metrics."""
+"""Outputs as OpenAI's objects: choices, chunks, usage, log-probabilities, metrics."""
 
 import secrets
 import time
@@ -268,11 +268,12 @@ class ResponseBuilder:
     def _prompt(self, choice: ChoiceState, echo: bool) -> dict[str, Any]:
         """What is told of a prompt's tokens."""
         told: dict[str, Any] = {}
-        if choice.scored is None:
+        if choice.scored is None or choice.scores is None:
             return told
-        ids, logs = list(choice.scored.prompt), choice.prompt_logs
+        ids, logs = list(choice.scored.prompt), choice.scores.logprobs or []
+        likeliest = choice.scores.likeliest or []
         if choice.prompt_top is not None:  # in vLLM's form
-            places = zip(ids[1:], logs, choice.prompt_likeliest, strict=True)
+            places = zip(ids[1:], logs, likeliest, strict=True)
             told["prompt_logprobs"] = [
                 None,
                 *(self._place(*place, choice.prompt_top) for place in places),
@@ -282,7 +283,7 @@ class ResponseBuilder:
             top = choice.request.logprobs.top
             entries = [
                 self._entry(token, log, others[:top])
-                for token, log, others in zip(ids[1:], logs, choice.prompt_likeliest, strict=True)
+                for token, log, others in zip(ids[1:], logs, likeliest, strict=True)
             ]
             entries = [first, *entries, *self._entries(choice, 0)]
             tokens = ids + choice.answer.tokens

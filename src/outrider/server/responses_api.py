@@ -13,7 +13,7 @@ from outrider.server.message_parser import CallDelta, MessageParts
 from outrider.server.request_parsing import ChoiceState
 from outrider.server.response_builder import usage
 from outrider.server.responses_bodies import ResponsesBody, turn_of
-from outrider.server.serving import ActiveStream, Blocks
+from outrider.server.serving import Blocks
 from outrider.text.results import TextBlock
 
 #: Of what is kept for `previous_response_id`: responses, and bytes of all of them.
@@ -254,10 +254,13 @@ class ResponsesWriter:
         return response
 
     async def flow(
-        self, going: ActiveStream, first: Sequence[tuple[ChoiceState, TextBlock]], blocks: Blocks
+        self,
+        choices: Sequence[ChoiceState],
+        first: Sequence[tuple[ChoiceState, TextBlock]],
+        blocks: Blocks,
     ) -> AsyncIterator[bytes]:
         """Events; a fault is one, too, and the last one then."""
-        (choice,) = going.choices
+        (choice,) = choices
         for event in self.response.begin():
             yield self._event(event)
         try:

@@ -1,12 +1,11 @@
-"""One request from its body to its answer: tickets go to the loop, events become objects."""
+"""One request from its body to its answer: requests go to the engine, outputs become objects."""
 
 import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -15,15 +14,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from outrider.engine.outputs import StepOutput
 from outrider.server.batch_runners import SCORES
+from outrider.server.engine_client import EngineClient
 from outrider.server.engine_loop import (
     Broken,
-    EngineProtocol,
+    EngineOutput,
+    EngineRequest,
     EngineStoppedError,
-    OutputCallback,
-    OutputEvent,
-    PendingRequest,
     QueueFullError,
-    dispatch,
 )
 from outrider.server.errors import response, to_response
 from outrider.server.metrics import ServerMetrics
@@ -52,23 +49,20 @@ from outrider.text.results import TextBlock
 class RequestHandler:
     """Reads bodies and writes answers for one model, and has what decodes for it."""
 
-    loop: EngineProtocol
-    orders: RequestParser
+    engine: EngineClient
+    parser: RequestParser
     metrics: bool = True  #: whether answers have `metrics`
 
     def choices(self, body: CompletionRequest | ChatCompletionRequest) -> list[ChoiceState]:
         """What a body asks for. Raises Refusal, and the engine's own errors."""
-        orders = self.orders
-        return (
-            orders.chat(body)
-            if isinstance(body, ChatCompletionRequest)
-            else orders.completions(body)
-        )
+        if isinstance(body, ChatCompletionRequest):
+            return self.parser.chat(body)
+        return self.parser.completions(body)
 
     def writer(self, body: CompletionRequest | ChatCompletionRequest) -> ResponseBuilder:
         """What writes the answer to a body."""
         form = ChatFormat() if isinstance(body, ChatCompletionRequest) else CompletionFormat()
-        known = self.orders.known
+        known = self.parser.known
         return ResponseBuilder(
             form,
             body.model,
@@ -79,119 +73,86 @@ class RequestHandler:
 
 
 @asynccontextmanager
-async def running(loop: EngineProtocol, heard: OutputCallback = dispatch) -> AsyncIterator[None]:
-    """It decodes; `heard` has its events on this event loop's thread, once a turn."""
+async def running(
+    engine: EngineClient, counted: Callable[[Sequence[EngineOutput]], None] | None = None
+) -> AsyncIterator[None]:
+    """It decodes; outputs are `counted` and dispatched on this event loop's thread, once a turn."""
     asynchronous = asyncio.get_running_loop()
 
-    def deliver(events: list[tuple[PendingRequest, OutputEvent]]) -> None:
-        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-            asynchronous.call_soon_threadsafe(heard, events)
+    def take(outputs: list[EngineOutput]) -> None:
+        if counted is not None:
+            counted(outputs)
+        engine.dispatch(outputs)
 
-    loop.deliver = deliver
-    loop.start()
+    def deliver(outputs: list[EngineOutput]) -> None:
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            asynchronous.call_soon_threadsafe(take, outputs)
+
+    engine.deliver = deliver
+    engine.start()
     try:
         yield
     finally:
-        loop.close()
-        await asyncio.to_thread(loop.join, 10)
+        engine.close()
+        await asyncio.to_thread(engine.join, 10)
 
 
-T = TypeVar("T")
-LATE = 1.0  #: seconds behind a deadline in which an engine that works has said so
 #: What choices say, as it comes.
 Blocks = AsyncGenerator[tuple[ChoiceState, TextBlock], None]
-Inbox = asyncio.Queue[tuple[int, OutputEvent]]
 
 
-class ActiveStream:
-    """The choices of one request under way."""
+async def text_blocks(
+    engine: EngineClient, choices: Sequence[ChoiceState], deadline: float | None
+) -> Blocks:
+    """Decode choices: what they say, as it comes.
 
-    def __init__(
-        self, loop: EngineProtocol, choices: Sequence[ChoiceState], deadline: float | None
-    ) -> None:
-        self.choices, self._loop = choices, loop
-        self._inbox: Inbox = asyncio.Queue()
-        self.tickets = {
-            at: PendingRequest(c.lane, c.request, partial(self._take, at), deadline)
-            for at, c in enumerate(choices)
-            if c.reason is None
-        }
-        self._scores = {  # by -1 - source: prompts of which log-probabilities are asked for
-            -1 - c.source: PendingRequest(
-                SCORES, scored, partial(self._take, -1 - c.source), deadline
-            )
-            for c in choices
-            if (scored := c.scored) is not None
-        }
-        self._left = len(self.tickets) + len(self._scores)
-        loop.submit([*self.tickets.values(), *self._scores.values()])
-        self._deadline = deadline
-
-    def _take(self, at: int, event: OutputEvent) -> None:
-        self._inbox.put_nowait((at, event))
-
-    async def blocks(self) -> Blocks:
-        """What the choices say, as it comes. Raises what went wrong; ends what is left then."""
-        try:
-            while self._left:
-                at, event = await within(self._inbox.get(), self._deadline)
-                if at < 0:
-                    self._score(at, event)
-                    continue
-                choice, ticket = self.choices[at], self.tickets[at]
+    Raises what went wrong. What is not over then, or when this is closed, is aborted.
+    """
+    texts = {
+        EngineRequest(one.lane, one.request, deadline, one.arrived): one
+        for one in choices
+        if one.reason is None
+    }
+    prompts = {one.source: one.scored for one in choices if one.scored is not None}
+    scored = {EngineRequest(SCORES, one, deadline): source for source, one in prompts.items()}
+    by_key = {asked.key: choice for asked, choice in texts.items()}
+    sources = {asked.key: source for asked, source in scored.items()}
+    left = len(texts) + len(scored)
+    async with aclosing(engine.stream([*texts, *scored])) as outputs:
+        async for output in outputs:
+            choice = by_key.get(output.key)
+            if choice is not None and choice.reason is not None:
+                continue  # it was cut by a stop string: what comes behind is not wanted
+            if choice is not None:
+                choice.scheduled, choice.stats.cached_tokens = output.scheduled, output.cached
+            if output.error is not None:
+                for one in choices:
+                    one.reason = one.reason or "error"
+                raise output.error
+            assert isinstance(output.block, StepOutput)
+            if choice is None:  # of a prompt, for all choices that go on from it
+                for one in choices:
+                    if one.source == sources[output.key]:
+                        one.scores = output.block
+                left -= 1
+            else:
+                said = append_output(choice, output.block)
                 if choice.reason is not None:
-                    continue  # it was cut by a stop string: what comes behind is not wanted
-                self._clocked(at)
-                if event.error is not None:
-                    self._fail()
-                    raise event.error
-                assert isinstance(event.block, StepOutput)
-                said = append_output(choice, event.block)
-                if choice.reason is not None:
-                    self._left -= 1
-                    if not event.over:
-                        self._loop.cancel(ticket, "stop")
+                    left -= 1
+                    if not output.over:
+                        engine.abort(output.key, "stop")
                 yield choice, said
-        finally:
-            self.cancel()
-
-    def _score(self, at: int, event: OutputEvent) -> None:
-        """Log-probabilities of a prompt have come, for all choices that go on from it."""
-        if event.error is not None:
-            self._fail()
-            raise event.error
-        assert isinstance(event.block, StepOutput)
-        self._left -= 1
-        for choice in self.choices:
-            if choice.source == -1 - at:
-                choice.prompt_logs = event.block.logprobs or []
-                choice.prompt_likeliest = event.block.likeliest or []
-
-    def _fail(self) -> None:
-        for choice in self.choices:
-            choice.failed = choice.reason is None
-
-    def _clocked(self, at: int) -> None:
-        """What its ticket tells of a choice besides its blocks."""
-        choice, ticket = self.choices[at], self.tickets[at]
-        choice.arrived, choice.scheduled = ticket.arrived, ticket.scheduled
-        choice.stats.cached_tokens = ticket.cached
-
-    def cancel(self) -> None:
-        """End what is not over."""
-        for ticket in self._scores.values():
-            if not ticket.over:
-                self._loop.cancel(ticket)
-        for at, ticket in self.tickets.items():
-            self._clocked(at)
-            if self.choices[at].reason is None and not ticket.over:
-                self._loop.cancel(ticket)
+            if not left:
+                return
 
 
 #: Makes the events of a stream from its first block and what comes behind.
 Flow = Callable[
-    [ActiveStream, Sequence[tuple[ChoiceState, TextBlock]], Blocks], AsyncIterator[bytes]
+    [Sequence[ChoiceState], Sequence[tuple[ChoiceState, TextBlock]], Blocks], AsyncIterator[bytes]
 ]
+
+
+T = TypeVar("T")
 
 
 class Whole(Protocol):
@@ -203,9 +164,9 @@ class Whole(Protocol):
 
 @dataclass(frozen=True)
 class Serving:
-    """Answers requests by one loop."""
+    """Answers requests by one engine."""
 
-    loop: EngineProtocol
+    engine: EngineClient
     counts: ServerMetrics
     timeout: float
 
@@ -220,11 +181,7 @@ class Serving:
     ) -> Response:
         """The whole answer, or a stream of it: `flow` makes its events."""
         wait = min(body.timeout or self.timeout, self.timeout)
-        try:
-            going = ActiveStream(self.loop, choices, time.monotonic() + wait)
-        except (QueueFullError, EngineStoppedError) as error:
-            return self._unscheduled(choices, error)
-        blocks = going.blocks()
+        blocks = text_blocks(self.engine, choices, time.monotonic() + wait)
         try:
             first = await unless_gone(http, _opening(blocks))
         except Exception as error:
@@ -234,7 +191,7 @@ class Serving:
             self.counts.on_finish(choices)
             return Response(status_code=499)
         if body.stream:
-            events = self._until_over(going, flow(going, first, blocks))
+            events = self._until_over(choices, blocks, flow(choices, first, blocks))
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return await self._whole(http, blocks, choices, writer, echo)
@@ -245,7 +202,7 @@ class Serving:
             self.counts.refused.inc()
         elif not isinstance(error, EngineStoppedError):
             self.counts.on_finish(choices)
-        return response(error if self.loop.fault is None else Broken(str(self.loop.fault)))
+        return response(error if self.engine.fault is None else Broken(str(self.engine.fault)))
 
     async def _whole(
         self,
@@ -269,15 +226,15 @@ class Serving:
         return JSONResponse(writer.whole(choices, echo)) if done else Response(status_code=499)
 
     async def _until_over(
-        self, going: ActiveStream, events: AsyncIterator[bytes]
+        self, choices: Sequence[ChoiceState], blocks: Blocks, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
         """The events, and the end of what nobody waits for."""
         try:
             async for event in events:
                 yield event
         finally:
-            going.cancel()
-            self.counts.on_finish(going.choices)
+            await blocks.aclose()
+            self.counts.on_finish(choices)
 
 
 @dataclass(frozen=True)
@@ -289,23 +246,26 @@ class Events:
     echo: bool
 
     async def __call__(
-        self, going: ActiveStream, first: Sequence[tuple[ChoiceState, TextBlock]], blocks: Blocks
+        self,
+        choices: Sequence[ChoiceState],
+        first: Sequence[tuple[ChoiceState, TextBlock]],
+        blocks: Blocks,
     ) -> AsyncIterator[bytes]:
         """A fault in mid-stream is an event of its own, and no [DONE]."""
         options, writer = self.options, self.writer
         try:
-            for choice in going.choices:
+            for choice in choices:
                 opening = writer.opening(choice, self.echo)
                 if opening is not None:
                     yield event(writer.event([opening]), options)
             for choice, said in first:
-                for part in _chunks(choice, said, going.choices, writer, options):
+                for part in _chunks(choice, said, choices, writer, options):
                     yield part
             async for choice, said in blocks:
-                for part in _chunks(choice, said, going.choices, writer, options):
+                for part in _chunks(choice, said, choices, writer, options):
                     yield part
             if options.include_usage:
-                yield event(writer.event([], **writer.tail(going.choices)), options)
+                yield event(writer.event([], **writer.tail(choices)), options)
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield b"data: " + json.dumps(to_response(error)[1]).encode() + b"\n\n"
@@ -387,17 +347,6 @@ def event(chunk: bytes, options: StreamOptions) -> bytes:
         size = len(chunk) + len(b',"obfuscation":""')
         chunk = b'%b,"obfuscation":"%b"}' % (chunk[:-1], padding(size))
     return b"data: " + chunk + b"\n\n"
-
-
-async def within(work: Awaitable[T], deadline: float | None) -> T:
-    """What `work` gives. Raises TimeoutError soon after the deadline, whatever the engine does.
-
-    The engine says so first, if it is there to say anything.
-    """
-    if deadline is None:
-        return await work
-    left = deadline - time.monotonic()
-    return await asyncio.wait_for(work, max(left, 0.0) + LATE)
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:

@@ -7,6 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,18 +23,17 @@ from outrider.server.batch_runners import (
     TranscriptionOutput,
     TranscriptionRequest,
 )
+from outrider.server.engine_client import EngineClient
 from outrider.server.engine_loop import (
     Broken,
-    EngineProtocol,
+    EngineRequest,
     EngineStoppedError,
-    OutputEvent,
-    PendingRequest,
     QueueFullError,
 )
 from outrider.server.errors import APIError, response, to_response, unknown_model
 from outrider.server.metrics import ServerMetrics
 from outrider.server.model_info import SpeechModelInfo
-from outrider.server.serving import unless_gone, within
+from outrider.server.serving import unless_gone
 from outrider.speech import audio
 from outrider.speech.audio import Samples
 from outrider.speech.formats import written
@@ -75,11 +75,11 @@ class TranscriptionForm(BaseModel):
 
 @dataclass(frozen=True)
 class TranscriptionHandler:
-    """Transcribes what clients send, by one loop."""
+    """Transcribes what clients send, by one engine."""
 
     known: SpeechModelInfo
     names: tuple[str, ...]
-    loop: EngineProtocol
+    engine: EngineClient
     counts: ServerMetrics
     timeout: float
 
@@ -153,26 +153,20 @@ class TranscriptionHandler:
 
     async def _blocks(self, spoken: TranscriptionRequest, deadline: float) -> Blocks:
         """What is heard, as it comes. Raises what went wrong; ends what is left then."""
-        inbox: asyncio.Queue[OutputEvent] = asyncio.Queue()
-        ticket = PendingRequest(SPEECH, spoken, inbox.put_nowait, deadline)
+        asked = EngineRequest(SPEECH, spoken, deadline)
         try:
-            self.loop.submit([ticket])
+            async with aclosing(self.engine.stream([asked])) as outputs:
+                async for output in outputs:
+                    if output.error is not None:
+                        raise output.error
+                    heard = output.block
+                    assert isinstance(heard, TranscriptionOutput)
+                    if heard.transcript is not None and output.scheduled is not None:
+                        self.counts.on_transcript(heard.transcript, asked.arrived, output.scheduled)
+                    yield heard
         except EngineStoppedError as error:
-            raise (error if self.loop.fault is None else Broken(str(self.loop.fault))) from error
-        try:
-            while True:
-                event = await within(inbox.get(), deadline)
-                if event.error is not None:
-                    raise event.error
-                assert isinstance(event.block, TranscriptionOutput)
-                if event.block.transcript is not None:
-                    self.counts.on_output(event.block.transcript, ticket)
-                yield event.block
-                if event.over:
-                    return
-        finally:
-            if not ticket.over:
-                self.loop.cancel(ticket)
+            fault = self.engine.fault
+            raise (error if fault is None else Broken(str(fault))) from error
 
     async def _events(self, first: TranscriptionOutput, blocks: Blocks) -> AsyncIterator[bytes]:
         """Server-sent events, one for each segment; a fault is the last event."""

@@ -10,16 +10,30 @@ from outrider.models.heads.autoregressive_head import (
     StateHead,
 )
 from outrider.models.heads.blockwise import Blockwise, BlockwiseSource, ParallelHead
+from outrider.models.heads.chained_head import ChainedHead
 from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashSource, MaskedBlockHead
+from outrider.models.heads.dspark import DSpark, DSparkHead, DSparkSource
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
 from outrider.models.heads.formats import save
 from outrider.models.heads.model import HeadModel
 from outrider.models.heads.mtp import MTP, MtpSource
+from outrider.models.heads.parallel_eagle import (
+    ParallelDraftingHead,
+    ParallelEagle,
+    PEagleSource,
+)
 from outrider.models.heads.source import HeadSource
 from outrider.models.sources import ModelSource
 
 #: Where heads come from, each asked in this order whether a folder is its own. To add one: append.
-SOURCES: list[type[TargetBoundSource]] = [MtpSource, BlockwiseSource, DFlashSource, HeadSource]
+SOURCES: list[type[TargetBoundSource]] = [
+    MtpSource,
+    BlockwiseSource,
+    DFlashSource,
+    DSparkSource,
+    PEagleSource,
+    HeadSource,
+]
 
 
 def source_of(given: object, target: ModelSource) -> TargetBoundSource | None:
@@ -38,8 +52,11 @@ __all__ = [
     "SOURCES",
     "AutoregressiveHead",
     "Blockwise",
+    "ChainedHead",
     "DFlash",
     "DFlashConfig",
+    "DSpark",
+    "DSparkHead",
     "Eagle3",
     "Eagle3Config",
     "HeadCache",
@@ -47,6 +64,8 @@ __all__ = [
     "HeadSource",
     "HeadStates",
     "MaskedBlockHead",
+    "ParallelDraftingHead",
+    "ParallelEagle",
     "ParallelHead",
     "StateHead",
     "save",

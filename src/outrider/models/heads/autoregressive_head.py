@@ -59,16 +59,18 @@ class HeadCache(RowTable):
 
     entries: SlotCache
     told: SlotCache  #: the target's states of the tokens below `known_B`, fused
-    own: SlotCache  #: the head's states of all tokens it has read
+    own: SlotCache  #: the head's states of all tokens it has read, of one kind or of several
     known_B: Tensor
 
     @classmethod
-    def of(cls, layers: int, rows: int, capacity: int, device: torch.device) -> "HeadCache":
-        """An empty one for a head of so many layers."""
+    def of(
+        cls, layers: int, rows: int, capacity: int, device: torch.device, kinds: int = 1
+    ) -> "HeadCache":
+        """An empty one for a head of so many layers, with states of so many kinds of its own."""
         return cls(
             SlotCache(layers, rows, capacity),
             open_states(rows, capacity),
-            open_states(rows, capacity),
+            open_states(rows, capacity, kinds),
             torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
@@ -115,17 +117,10 @@ class AutoregressiveHead:
 
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
         """Write the nodes' entries; [B, Q or last, K]."""
-        _, positions_BQ, slots_BQ, visible_BQW, _ = nodes
-        wide, device = visible_BQW.shape[-1], slots_BQ.device
-        slot_W = numbers(wide, device)
-        # the last slot that a node sees before its own holds the token before it
-        before = visible_BQW & (slot_W < slots_BQ[..., None])
-        parent_BQ = torch.where(before, slot_W, -1).amax(-1)
-        state = self._states(cache, parent_BQ)
+        slots_BQ, wide = nodes.slots_BQ, nodes.visible_BQW.shape[-1]
+        state = self._states(cache, parents(nodes))
         # no state stands before the first token: its entry has no meaning to others
-        seen = visible_BQW & ((slot_W > 0) | (slots_BQ[..., None] == 0))
-        if self.head.window is not None:  # nodes of a tree stand at slots of their own: near enough
-            seen = seen & (positions_BQ[..., None] - slot_W < self.head.window)
+        seen = within(nodes, 1, self.head.window)
         cache.entries.begin(slots_BQ, wide, 0)
         made = self.head.entries(nodes._replace(visible_BQW=seen), state, cache.entries)
         write_states(cache.own, slots_BQ, wide, made.next_BQE)
@@ -140,3 +135,25 @@ class AutoregressiveHead:
         own = read_states(cache.own, at_BQ, head.width, head.dtype)
         known = (slots_BQ < cache.known_B[:, None])[..., None]
         return torch.where(known, told, own).masked_fill(slots_BQ[..., None] < 0, 0.0)
+
+
+def parents(nodes: Nodes) -> Tensor:
+    """The slots [B, Q] of the tokens before the nodes: the last ones that they see before their
+    own; -1: there is none."""
+    slots_BQ, visible_BQW = nodes.slots_BQ, nodes.visible_BQW
+    slot_W = numbers(visible_BQW.shape[-1], slots_BQ.device)
+    before = visible_BQW & (slot_W < slots_BQ[..., None])
+    return torch.where(before, slot_W, -1).amax(-1)
+
+
+def within(nodes: Nodes, first: int, window: int | None) -> Tensor:
+    """What nodes see [B, Q, W] of slots from `first` on, and not beyond a window.
+
+    Nodes ahead of it see what they see: nobody reads what is made of them.
+    """
+    _, positions_BQ, slots_BQ, visible_BQW, _ = nodes
+    slot_W = numbers(visible_BQW.shape[-1], slots_BQ.device)
+    seen = visible_BQW & ((slot_W >= first) | (slots_BQ[..., None] < first))
+    if window is not None:  # nodes of a tree stand at slots of their own: near enough
+        seen = seen & (positions_BQ[..., None] - slot_W < window)
+    return seen

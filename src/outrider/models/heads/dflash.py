@@ -133,6 +133,7 @@ class MaskedBlockHead:
     """
 
     follows = False
+    ahead = 1  #: how far the place is whose state says what is behind a node
 
     def __init__(self, head: DFlash) -> None:
         self.head, self.taps, self.ids_K = head, head.config.taps, head.ids_K
@@ -173,11 +174,16 @@ class MaskedBlockHead:
         if last is not None:
             at_BQ = at_BQ[:, -last:]
             self._guess(cache, nodes.tokens_BQ[:, -1:], nodes.visible_BQW.shape[-1] + self._room)
-        place_BQ = at_BQ + 1  # a mask says which token stands in its place
+        place_BQ = at_BQ + self.ahead  # a mask says which token stands in its place
         there = place_BQ < known_B1 + block
         at_BQ = torch.minimum(place_BQ, known_B1 + block - 1)
         read = read_states(cache.own, at_BQ, self.head.width, self.dtype)
-        return self.head.logits(read).masked_fill(~there[..., None], -torch.inf)
+        logits = self.said(cache, nodes, read)
+        return logits.masked_fill(~there[..., None], -torch.inf)
+
+    def said(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
+        """[B, Q, K]: what the block's states say behind (the last Q of) the nodes."""
+        return self.head.logits(read_BQE)
 
     def _guess(self, cache: HeadCache, pending_B1: Tensor, wide: int) -> None:
         """Run the block behind each row's context, and keep what its output layer would read."""
@@ -240,13 +246,17 @@ class DFlashSource(TargetBoundSource):
     VocabularyMismatch for tokens that the target does not know.
     """
 
+    kind = "dflash"  #: as the speculators layout calls it
+    fields: frozenset[str] = frozenset()  #: of its config.json, beside a DFlash head's
+
     @classmethod
     def reads(cls, given: object) -> bool:
-        """Whether this names a folder with a DFlash head."""
+        """Whether this names a folder with such a head."""
         if not isinstance(given, (str, Path)):
             return False
         fields = formats.said(given)
-        return fields.get("speculators_model_type") == "dflash" or "dflash_config" in fields
+        own = fields.get("speculators_model_type") == cls.kind
+        return own or (cls.kind == "dflash" and "dflash_config" in fields)
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
@@ -274,7 +284,7 @@ class DFlashSource(TargetBoundSource):
             kind = f"projector_type={fields['projector_type']!r}, which is not computed here"
             raise formats.unfit(self.given, kind, "give a DFlash head without a projector")
         inert = formats.INERT | _OTHER_FORMS | {"projector_type"}
-        formats.refuse(self.given, fields, inert | _SPECULATORS)
+        formats.refuse(self.given, fields, inert | _SPECULATORS | self.fields)
         layer = formats.layers_as(self.given, fields.get("transformer_layer_config"))
         return layer, tuple(fields.get("aux_hidden_state_layer_ids") or ()), fields["mask_token_id"]
 
@@ -305,7 +315,15 @@ class DFlashSource(TargetBoundSource):
             embedding = None
         if "lm_head.weight" in weights:
             output = None
-        head = DFlash(self._asked, embedding_VE=embedding, output_KE=output, ids_K=ids)
+        head = self.module(embedding_VE=embedding, output_KE=output, ids_K=ids)
         formats.fill(head, weights, str(self))
         head.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
-        return HeadModel(MaskedBlockHead(head), vocab)
+        return HeadModel(self.runner(head), vocab)
+
+    def module(self, **lent: Tensor | None) -> DFlash:
+        """The module, without its weights."""
+        return DFlash(self._asked, **lent)
+
+    def runner(self, head: DFlash) -> MaskedBlockHead:
+        """What drafts with it."""
+        return MaskedBlockHead(head)

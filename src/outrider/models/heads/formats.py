@@ -112,18 +112,29 @@ def refuse_unknown(folder: Path) -> None:
         folder,
         f"a head of a form that is not known: model_type={kind!r}, architectures={made}, "
         f"and {found[0]!r}",
-        "known are EAGLE-3 (its authors' and speculators' layout), DFlash, blockwise heads "
-        "(blockwise_heads), and layers in the target's own checkpoint (draft='mtp')",
+        "known are EAGLE-3 and P-EAGLE (their authors' and speculators' layout), DFlash, DSpark "
+        "(speculators), blockwise heads (blockwise_heads), and layers in the target's own "
+        "checkpoint (draft='mtp')",
     )
 
 
-def read(folder: Path, target: PretrainedConfig) -> Checkpoint:
+def read(
+    folder: Path,
+    target: PretrainedConfig,
+    kind: str = "eagle3",
+    more: frozenset[str] = frozenset(),
+) -> Checkpoint:
     """The head in a folder, for a target of this (decoder's) configuration.
+
+    `kind` is what the speculators layout calls it, `more` are fields that are read elsewhere.
 
     Raises ConfigurationError for what cannot be read, what is not computed here, and what does not
     fit the target.
     """
-    fields = said(folder)
+    fields = {name: value for name, value in said(folder).items() if name not in more}
+    if fields.get("speculators_model_type", kind) != kind:
+        do = "give a head of EAGLE-3, P-EAGLE, DFlash or DSpark ('eagle3', 'peagle', ...)"
+        raise unfit(folder, f"speculators_model_type={fields['speculators_model_type']!r}", do)
     asked = _speculators if layout(fields) == SPECULATORS else _original
     config, sure = asked(folder, fields, int(target.num_hidden_layers))
     weights = weights_of(folder)
@@ -170,10 +181,6 @@ def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
 
 
 def _speculators(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eagle3Config, bool]:
-    kind = fields["speculators_model_type"]
-    if kind != "eagle3":
-        do = "give an EAGLE-3 or DFlash head, 'eagle3' or 'dflash'"
-        raise unfit(folder, f"speculators_model_type={kind!r}", do)
     refuse(folder, fields, INERT | _OWN | {"transformer_layer_config"})
     if "norm_before_residual" not in fields:
         do = "write norm_before_residual, true or false, into its config.json"
@@ -291,8 +298,9 @@ def _renamed(name: str) -> str:
 
 
 def _dropped(name: str) -> bool:
-    """What is computed anew, or belongs to the target."""
-    return name.startswith("verifier_") or name.endswith("rotary_emb.inv_freq")
+    """What is computed anew, belongs to the target, or says how far to draft: our planner does."""
+    left = name.startswith(("verifier_", "confidence_head."))
+    return left or name.endswith("rotary_emb.inv_freq")
 
 
 def fill(head: DraftHead, weights: Mapping[str, Tensor], name: str) -> None:

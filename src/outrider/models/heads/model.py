@@ -90,24 +90,28 @@ class DraftHead(nn.Module):
 # States by slot: what a head is given of the tokens before it, kept like a model's entries.
 
 
-def open_states(rows: int, capacity: int) -> SlotCache:
-    """Room for one state per slot, of whatever width is written first."""
-    return SlotCache(1, rows, capacity)
+def open_states(rows: int, capacity: int, kinds: int = 1) -> SlotCache:
+    """Room for a state of each kind per slot, of whatever width is written first."""
+    return SlotCache(kinds, rows, capacity)
 
 
-def write_states(states: SlotCache, slots_BQ: Tensor, wide: int, state_BQE: Tensor) -> None:
+def write_states(
+    states: SlotCache, slots_BQ: Tensor, wide: int, state_BQE: Tensor, kind: int = 0
+) -> None:
     """Put states [B, Q, E] of an even width into slots below `wide`."""
     states.begin(slots_BQ, wide, 0)
     first, second = state_BQE[:, None].chunk(2, -1)
-    states.update(first, second, 0)
+    states.update(first, second, kind)
 
 
-def read_states(states: SlotCache, slots_BQ: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+def read_states(
+    states: SlotCache, slots_BQ: Tensor, width: int, dtype: torch.dtype, kind: int = 0
+) -> Tensor:
     """The states [B, Q, width] of these slots; some other's, or zeros, where none was written."""
     rows, queries = slots_BQ.shape
-    if not states.stacks:
+    layer = states.layers[kind]
+    if not layer.is_initialized:
         return torch.zeros(rows, queries, width, dtype=dtype, device=slots_BQ.device)
-    layer = states.layers[0]
     there = slots_BQ.clamp(max=layer.keys.shape[2] - 1)  # slots are made as they are written
     at = there[:, None, :, None].expand(-1, 1, -1, width // 2)
     halves = [plane[:rows].gather(2, at)[:, 0] for plane in (layer.keys, layer.values)]

@@ -7,7 +7,6 @@ from the token and the target's last state of the token before it; below drafted
 its own output.
 """
 
-import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,12 +29,11 @@ from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import mtp_checkpoint
 from outrider.models.heads.autoregressive_head import AutoregressiveHead
+from outrider.models.heads.chained_head import ChainedHead
 from outrider.models.heads.eagle3 import HeadStates
 from outrider.models.heads.model import HeadModel
 from outrider.models.sources import ModelSource
 from outrider.types import Nodes
-
-_log = logging.getLogger("outrider.models")
 
 #: Parts of names by which checkpoints have such layers.
 _PARTS = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")
@@ -43,22 +41,24 @@ MTP = "mtp"  #: the draft of a target that brings such a layer
 
 
 class Mtp:
-    """One layer of multi-token prediction, as transformers' `MtpModel` holds it.
+    """Layers of multi-token prediction, as transformers' `MtpModel` holds them.
 
     >>> Mtp(MtpModel.from_pretrained(target)).taps                      # doctest: +SKIP
     (-1,)
     """
 
     taps: tuple[int, ...] = (-1,)
-    depth = 1
     ids_K: Tensor | None = None
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        kinds = read(model.config, "layer_types", (list, tuple)) or (None,)
-        self._kind: str | None = kinds[0]
-        slides = self._kind == "sliding_attention"
-        self.window = read(model.config, "sliding_window", int) if slides else None
+        self.depth = len(model.layers)
+        kinds = read(model.config, "layer_types", (list, tuple)) or ()
+        self._kinds: tuple[str | None, ...] = (*kinds, *[None] * self.depth)[: self.depth]
+        wide = read(model.config, "sliding_window", int)
+        #: of each layer, how many positions back its attention reaches; None: all
+        self.windows = tuple(wide if "sliding_attention" == kind else None for kind in self._kinds)
+        self.window = self.windows[0]
         self.width = int(model.config.hidden_size)
 
     @property
@@ -83,16 +83,17 @@ class Mtp:
         positions_BQ: Tensor | None = None,
         mask_B1QW: Tensor | None = None,
         cache: Cache | None = None,
+        layer: int = 0,
     ) -> HeadStates:
-        """Entries of tokens, each with the state of the token before it."""
+        """A layer's entries of tokens, each with the state of the token before it."""
         if positions_BQ is None:
             positions_BQ = torch.arange(1, 1 + tokens_BQ.shape[1], device=tokens_BQ.device)[None]
         model = self.model
         embedded, turned = model.embed_tokens(tokens_BQ), None
         if model.rotary_emb is not None:
-            kind = {"layer_type": self._kind} if model.has_per_layer_rope else {}
+            kind = {"layer_type": self._kinds[layer]} if model.has_per_layer_rope else {}
             turned = model.rotary_emb(embedded, position_ids=positions_BQ, **kind)
-        x: Tensor = model.layers[0](
+        x: Tensor = model.layers[layer](
             embedded,
             states_BQE,
             position_embeddings=turned,
@@ -104,10 +105,12 @@ class Mtp:
             x = model.shared_post_norm(x)
         return HeadStates(x, x)
 
-    def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
-        """Entries of nodes, each with the state of the token before it."""
+    def entries(
+        self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache, layer: int = 0
+    ) -> HeadStates:
+        """A layer's entries of nodes, each with the state of the token before it."""
         mask = additive(nodes.visible_BQW, self.dtype)
-        return self(nodes.tokens_BQ, states_BQE, nodes.positions_BQ, mask, cache)
+        return self(nodes.tokens_BQ, states_BQE, nodes.positions_BQ, mask, cache, layer)
 
     def logits(self, states: HeadStates) -> Tensor:
         """[B, Q, V], by the target's own output layer."""
@@ -137,11 +140,11 @@ def _behind(key: str, layers: int) -> bool:
 
 
 class MtpSource(TargetBoundSource):
-    """The layer that a target's own checkpoint brings.
+    """The layers that a target's own checkpoint brings: the k-th drafts the k-th token.
 
-    Of several the first drafts, each token below its own output: as trained for the first, a guess
-    for the others. Raises ConfigurationError for a target without one, or for a transformers that
-    does not read them.
+    Deeper ones are the last layer's, below its own output: as trained for its first, a guess for
+    the others. Raises ConfigurationError for a target without one, or for a transformers that does
+    not read them.
     """
 
     @classmethod
@@ -167,8 +170,6 @@ class MtpSource(TargetBoundSource):
                 f"draft='{MTP}' is the multi-token prediction layer of a target; got {target}, "
                 f"which has none{more}; use another draft"
             )
-        if count is not None and count > 1:
-            _log.info("%s brings %d such layers: the first drafts all tokens", target, count)
         self._made: Any = read(modeling_layers, "MtpModel", type)
         if self._made is None:
             raise ConfigurationError(
@@ -181,7 +182,10 @@ class MtpSource(TargetBoundSource):
     ) -> HeadModel:
         """The layer as a draft model. Raises ConfigurationError if its weights are not there."""
         model = self.target.model(setting.dtype, device)
-        return HeadModel(AutoregressiveHead(Mtp(self._loaded(model))), vocab)
+        layers = Mtp(self._loaded(model))
+        return HeadModel(
+            AutoregressiveHead(layers) if layers.depth == 1 else ChainedHead(layers), vocab
+        )
 
     def _loaded(self, model: PreTrainedModel) -> Any:
         try:

@@ -13,7 +13,7 @@ from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import eagle3, formats
-from outrider.models.heads.autoregressive_head import AutoregressiveHead
+from outrider.models.heads.autoregressive_head import AutoregressiveHead, StateHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.model import HeadModel
 from outrider.models.load_checks import ordinary
@@ -31,6 +31,8 @@ class HeadSource(TargetBoundSource):
     """
 
     takes_int8 = True
+    kind = "eagle3"  #: as the speculators layout calls it
+    fields: frozenset[str] = frozenset()  #: of its config.json, beside an EAGLE-3 head's
 
     @classmethod
     def reads(cls, given: object) -> bool:
@@ -40,7 +42,7 @@ class HeadSource(TargetBoundSource):
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
         decoder = decoder_of(target.config)
-        self._read = formats.read(self.given, decoder)
+        self._read = formats.read(self.given, decoder, self.kind, self.fields)
         self._taps: tuple[int, ...] | None = self._read.config.taps if self._read.sure else None
         self.draft_dtype = self._read.draft_dtype  #: what it is best kept in; None: as the target
         self.config: PretrainedConfig = self._read.config.layer
@@ -60,10 +62,18 @@ class HeadSource(TargetBoundSource):
         if eagle3.fits(head):
             positions = read(decoder_of(self.target.config), "max_position_embeddings", int) or 0
             made = eagle3.Eagle3Cpu(head, setting.packed, positions, int8)
-            return HeadModel(AutoregressiveHead(made), vocab)
+            return HeadModel(self.runner(made, head), vocab)
         if setting.packed or int8:
             head.pack(int8)
-        return HeadModel(AutoregressiveHead(head), vocab)
+        return HeadModel(self.runner(head, head), vocab)
+
+    def module(self, config: Eagle3Config, **lent: Tensor | None) -> Eagle3:
+        """The module, without its weights."""
+        return Eagle3(config, **lent)
+
+    def runner(self, head: StateHead, module: Eagle3) -> AutoregressiveHead:
+        """What drafts with it; `head` may be a faster form of the module."""
+        return AutoregressiveHead(head)
 
     def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
         """The module with its weights, reading these states of its target."""
@@ -79,7 +89,8 @@ class HeadSource(TargetBoundSource):
             )
         if "lm_head.weight" not in weights:
             output = self._lent_output(model, config)
-        head = Eagle3(config, embedding_VE=embedding, output_KE=output, ids_K=self.ids_K)
+        lent = {"embedding_VE": embedding, "output_KE": output}
+        head = self.module(config, **lent, ids_K=self.ids_K)
         formats.fill(head, weights, str(self))
         head.to(model.device, states_dtype(dtype, model.device)).eval().requires_grad_(False)
         if weight_only.concerns(dtype, model.device):

@@ -79,9 +79,9 @@ class Replica:
             settings.keys,
         )
         site = build_app(speculator, service)
-        self._app, self._loop = site.app, site.loop
+        self._app, self._engine = site.app, site.engine
         self._running = AsyncExitStack()
-        await self._running.enter_async_context(running(self._loop))
+        await self._running.enter_async_context(running(self._engine))
 
     async def ask(
         self, method: str, path: str, headers: Sequence[Header], body: bytes, key: str
@@ -92,7 +92,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Serve replaces a replica whose engine has stopped."""
-        if not self._loop.alive:
+        if not self._engine.alive:
             raise RuntimeError("the engine has stopped")
 
 

@@ -247,10 +247,13 @@ def _text(
         else f" Its first start, with an empty cache, takes {first['wall']:.1f} s "
         f"({first['cpu']:.1f} of the processor)."
     )
+    llama = found.starts.get(text.LLAMA_PLAIN, {}).get("means")
+    built = f" llama.cpp says of its build: {llama}." if llama else ""
     title = text.title_of(path)
     about = (
         f"{len(tasks)} prompts of six kinds, {tokens} tokens each, cores {asked.cores}. Ours "
         f"runs as {found.starts[text.PLAIN]['means']}.{cold} Steps of it: {steps}."
+        f"{built}"
     )
     section = page.section(
         f"{title}{', capped' if page.capped() else ''}",

@@ -77,6 +77,7 @@ def llama_cpp(asked: Words) -> Answer:
         for one in threads:
             one.n_threads = asked["threads"]
     server = xllamacpp.Server(params)
+    asked["means"] = xllamacpp.get_system_info().strip(" |")
 
     def answer(one: Words) -> Words:
         body = {

@@ -19,8 +19,10 @@ prompts included, unless they say "wall"; "behind the first token" leaves out a 
 Brackets are 95 % intervals over prompts (a jackknife, `outrider_lab.bench.intervals`). llama.cpp's
 memory has the pages of the mapped file in it, ours the interpreter, torch and transformers.
 `OUTRIDER_ISA` caps our kernels, `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA` torch's,
-`CT2_FORCE_CPU_ISA` CTranslate2's; llama.cpp and OpenVINO have no cap and keep what the processor
-has.
+`CT2_FORCE_CPU_ISA` CTranslate2's; OpenVINO has no cap and keeps what the processor has. llama.cpp
+is the wheel of `xllamacpp` for x86-64, which is built for AVX2 and has no instruction of AVX-512:
+beside ours capped it is like against like; where ours is not, a llama.cpp built on that machine may
+be faster than the one in the table.
 
 Written by `outrider bench peers`; each section has its command.
 """
