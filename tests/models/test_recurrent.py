@@ -234,6 +234,30 @@ def test_rows_are_copied_moved_and_grown_with_their_states(kind):
         assert torch.equal(slab.recurrent.logs[layer].state[:2].flip(0), log.state)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("between", ["a call", "copies", "a longer ring"])
+@torch.inference_mode()
+def test_what_a_call_leaves_out_is_settled_by_what_comes_next(kind, between):
+    """Layers that a call does not run, as drafts of some layers leave them, are settled late."""
+    _, target = driven(kind)
+    length, prompts = torch.tensor([40, 33]), tokens(2, 40)
+    found = []
+    for left_out in (False, True):
+        cache = target.open(2, CAPACITY)
+        ingest(target, cache, prompts, 40, settled_B=length)
+        target.forward(cache, of_tree(tokens(2, 8, seed=2), chain(7), length, CAPACITY))
+        behind = length + torch.tensor([3, 6])
+        nodes = of_tree(tokens(2, TREE.nodes, seed=3), TREE, behind, CAPACITY)
+        if left_out:
+            cache.recurrent.begin(nodes)  # and no layer is run
+            if between == "copies":
+                cache = cache.take([0, 1])
+            if between == "a longer ring":
+                cache.recurrent._fit(cache.recurrent.max_rows, 4 * RING)
+        found.append(target.forward(cache, nodes).logits_BQV)
+    assert torch.equal(*found)
+
+
 @torch.inference_mode()
 def test_text_that_is_settled_may_be_read_again():
     """As a draft model does whose rows have read unequal parts of their texts."""
