@@ -193,9 +193,10 @@ def test_seeded_texts_are_the_same_for_all_drafters_alone_and_in_company(kind):
         assert written(target, drafter, requests, rule=coupled)[0] == expected
 
 
+@pytest.mark.parametrize("kind", EVERY)
 @torch.inference_mode()
-def test_a_prompt_has_the_same_scores_however_it_is_cut():
-    _, target = driven(KINDS[0])
+def test_a_prompt_has_the_same_scores_however_it_is_cut(kind):
+    _, target = driven(kind)
     prompt, first = tokens(1, 150), torch.tensor([150])
     nodes = of_tree(tokens(1, TREE.nodes, seed=5), TREE, first, CAPACITY)
     found = []
@@ -205,7 +206,7 @@ def test_a_prompt_has_the_same_scores_however_it_is_cut():
             ingest(target, cache, prompt, stop, start=start, settled_B=first)
             start = stop
         found.append(target.forward(cache, nodes).logits_BQV)
-    assert max(gap(one, found[0]) for one in found) < 1e-5
+    assert max(gap(one, found[0]) for one in found) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)

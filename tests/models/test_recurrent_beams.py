@@ -16,7 +16,16 @@ from outrider.models.prefix_cache import PrefixCache
 from outrider.models.recurrent.states import RecurrentStates
 from outrider_lab.certify import Power, certify, foreign
 
-KINDS = ["jamba", "lfm2", "qwen3_5_text", "rwkv"]
+KINDS = [  # one of each kind of mixer
+    "jamba",
+    "lfm2",
+    "qwen3_5_text",
+    "rwkv",
+    *[
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in ("falcon_h1", "kimi_linear", "minimax", "recurrent_gemma")
+    ],
+]
 BUDGET = 14
 
 

@@ -14,7 +14,15 @@ from outrider.models.prefill import ingest
 from outrider.models.prefix_cache import CHECKPOINTS, LINE, PrefixCache
 
 MEGABYTE = 1 << 20
-KINDS = ["falcon_h1", "lfm2", "qwen3_5_text"]
+KINDS = [  # one of each kind of mixer
+    "falcon_h1",
+    "lfm2",
+    "qwen3_5_text",
+    *[
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in ("jamba", "kimi_linear", "minimax", "recurrent_gemma", "rwkv")
+    ],
+]
 VOCAB = 97
 
 

@@ -82,9 +82,9 @@ void outrider_advance(
     }
 }
 
-/* One lane of `seen` [N, V]: sums over K of query S for nodes whose deltas are known ahead. A row of
- * the state is read once, and no state of a node is written. `query` is [N, K], the keys are `apart`
- * numbers from each other; `chain`: each node starts from the one before. */
+/* One lane of `seen` [N, V]: sums over K of query S for nodes whose deltas are known ahead. A row
+ * of the state is read once, and no state of a node is written. `query` is [N, K], the keys are
+ * `apart` numbers from each other; `chain`: each node starts from the one before. */
 ALWAYS void read_known(
     float *seen, const float *state, const int64_t *origin, const float *query, const float *key,
     int64_t apart, const float *decay, const float *delta, int64_t heads, int64_t keys,
@@ -211,7 +211,9 @@ void outrider_outer_nodes(
                 const lanes self = all(made[nodes * keys + n]);
                 const int64_t own = n * heads * values;
                 for (int64_t e = 0; e < values; e += LANES)
-                    put(answers + own + e, fma_(self, get(given + own + e), get(answers + own + e)));
+                    put(
+                        answers + own + e,
+                        fma_(self, get(given + own + e), get(answers + own + e)));
             }
         }
     }
