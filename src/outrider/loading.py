@@ -11,7 +11,7 @@ import torch
 from outrider.drafters.recipes import DrafterParts
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
-from outrider.lazy import uncollected
+from outrider.lazy import collect_as_usual, uncollected
 from outrider.load_config import LoadConfig
 from outrider.models import (
     TreeDecoder,
@@ -92,6 +92,7 @@ def load(
         drafter = make_drafter(resolved, models)
         notes = _notes(resolved, setting, models, tree_check, calibration)
         engine = calibrate_steps(resolved, setting, models, drafter)
+    collect_as_usual()  # a program has imported what it needs
     return _speculator(resolved, setting, engine, notes)
 
 
