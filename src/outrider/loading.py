@@ -11,7 +11,7 @@ import torch
 from outrider.drafters.recipes import DrafterParts
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
-from outrider.lazy import uncollected
+from outrider.lazy import collect_as_usual, uncollected
 from outrider.load_config import LoadConfig
 from outrider.models import (
     TreeDecoder,
@@ -92,6 +92,7 @@ def load(
         drafter = make_drafter(resolved, models)
         notes = _notes(resolved, setting, models, tree_check, calibration)
         engine = calibrate_steps(resolved, setting, models, drafter)
+    collect_as_usual()  # a program has imported what it needs
     return _speculator(resolved, setting, engine, notes)
 
 
@@ -300,6 +301,8 @@ def _speculator(
         media = MediaProcessor(resolved.processor, reader.placeholders, first.trust)
     elif opening is not None and model.main_input_name in _IMAGES:
         media = MediaProcessor(resolved.processor, frozenset(), first.trust, pixels_alone=True)
+    elif opening is not None and model.main_input_name in _SOUND and hearing is None:
+        media = MediaProcessor(resolved.processor, frozenset(), first.trust, recordings_alone=True)
     elif opening is not None and (stands := placeholders(model.config)):
         media = MediaProcessor(resolved.processor, stands, first.trust)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults, media)
@@ -307,6 +310,8 @@ def _speculator(
 
 #: Names of what encoders of one image read.
 _IMAGES = ("pixel_values", "flattened_patches")
+#: The same of encoders of sound, Whisper's aside.
+_SOUND = ("input_values", "input_features")
 #: What a draft model attends to, by what it reads.
 _WHOSE = {"states": "the target's", "source": "its own"}
 
