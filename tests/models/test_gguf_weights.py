@@ -103,7 +103,13 @@ def test_the_law_is_the_targets(files, kind):
     )
     prompts = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(32)]
     power = Power(
-        tokens=4_000, samples=512, equality=128, new_tokens=24, rows=64, effect=0.05, level=1e-3
+        tokens=4_000,
+        samples=512,
+        equality_tokens=128,
+        new_tokens=24,
+        rows=64,
+        effect=0.05,
+        level=1e-3,
     )
     report = certify(made.engine, prompts, SamplingParams(1.0), power)
     assert not report.failed, report.as_dict()
