@@ -64,7 +64,7 @@ class _Rules:
     options: Mapping[str, object] | None
     shared: bool
     counts: tuple[int, ...]
-    judge: Verifier | None = None  #: of outcomes 0 .. V - 1
+    verifier: Verifier | None = None  #: of outcomes 0 .. V - 1
 
     def settle(self, table: laws.LawTable, drafts: bool) -> None:
         """Refuse what the rule cannot judge; find the usual rule where none is named."""
