@@ -109,7 +109,9 @@ on CUDA, runs through the model's own forward.
   difference.
 - **Attention back-ends** other than `eager` and `sdpa` take no tree mask and are refused: load the
   model with `attn_implementation="sdpa"`.
-- **device_map** over one device is fine; a model spread over several devices is refused.
+- **device_map**: a model runs on one device, and what does not fit there may be on "cpu" or "disk"
+  (weights are fetched for each call: nothing is packed, and heads are refused); several devices are
+  refused.
 
 ## Refused by name
 

@@ -99,7 +99,7 @@ def test_attention_back_ends_without_tree_masks_are_refused(back_end):
 
 def test_a_model_spread_over_devices_is_refused():
     model = build(based("qwen2"))
-    model.hf_device_map = {"model.layers.0": 0, "lm_head": "cpu"}
+    model.hf_device_map = {"model.layers.0": 0, "lm_head": 1}
     with pytest.raises(UnsupportedModel, match="spread over several devices"):
         adapt(model)
     model.hf_device_map = {"": "cpu"}

@@ -160,12 +160,13 @@ def adapt(
     """
     import torch
 
-    from outrider.models import llama, unsupported, weight_packing
+    from outrider.models import llama, placement, unsupported, weight_packing
     from outrider.models.decoder import TreeDecoder
     from outrider.models.llama import LlamaRunner
 
     unsupported.check(model)
-    on_cpu = torch.device(model.device).type == "cpu"
+    # weights that are fetched for a call cannot be laid out: its own forward runs them
+    on_cpu = torch.device(model.device).type == "cpu" and not placement.offloaded(model)
     if on_cpu and model.config.model_type == "whisper":
         from outrider.models import whisper
 
@@ -178,6 +179,11 @@ def adapt(
         if bank is not None:
             runner.adapt(bank)
         return TreeDecoder(runner, vocab_size, bank)
+    if int8 and placement.offloaded(model):
+        raise ConfigurationError(
+            "weights that a device_map has fetched for each call cannot be kept in 8 bits; got "
+            f"{type(model).__name__} with draft_dtype='int8'; leave it out"
+        )
     made = (
         weight_packing.quantize_int8(model)
         if int8

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from outrider.errors import NumericalError
+from outrider.errors import NumericalError, UnsupportedModel
+from outrider.models import placement
 from outrider.models.calibrate import Setting
 from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.types import LanguageModel
@@ -70,6 +71,12 @@ class TargetBoundSource(ABC):
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         self.target, self.given = target, given
+        if placement.offloaded(target.given):
+            raise UnsupportedModel(
+                "heads and drafts made of the target's layers are lent its weights, of which some "
+                f"are fetched for each call; got {target} with device_map; use a draft model of "
+                "its own, or a drafter without a model"
+            )
 
     @classmethod
     @abstractmethod

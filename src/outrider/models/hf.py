@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from outrider.errors import UnsupportedModel
-from outrider.models import attention, batch_invariance, linear
+from outrider.models import attention, batch_invariance, linear, placement
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, read, vocabulary_of
@@ -90,6 +90,10 @@ class TransformersRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.name = model, type(model).__name__
+        #: where it runs, if its weights are fetched for each call
+        self._placed = placement.device_of(model) if placement.offloaded(model) else None
+        if self._placed is not None:
+            self.means = f"{self.means}, weights fetched for each call"
         self._parts = parts_of(model)
         self.config = decoder_of(model.config)
         self.vocab_size: int = vocabulary_of(model.config)
@@ -134,7 +138,7 @@ class TransformersRunner:
     @property
     def device(self) -> torch.device:
         """Where inputs must lie."""
-        return torch.device(self.model.device)
+        return self._placed or torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -26,6 +26,7 @@ from outrider.models import (
     gguf,
     load_checks,
     peft_models,
+    placement,
     pretrained,
     reads_more,
     sharing,
@@ -268,7 +269,7 @@ class ModelSource:
         """The device of a model object that was passed in."""
         if isinstance(self.given, (str, Path)):
             return None
-        return torch.device(self.given.device)
+        return placement.device_of(self.given)
 
     def checkpoint_dtype(self) -> str:
         """The dtype the checkpoint was saved in."""
@@ -303,7 +304,13 @@ class ModelSource:
                 f"the weights of {self} are quantised already, by its quantization_config; got "
                 f"dtype={dtype!r}; leave dtype out, or give the checkpoint that it was made of"
             )
-        return not foreign and weight_only.concerns(dtype, device)
+        fetched = placement.offloaded(self.given)
+        if fetched and dtype in weight_only.QUANTISED:
+            raise ConfigurationError(
+                f"weights that a device_map has fetched for each call stay as they are; got {self} "
+                f"with dtype={dtype!r}; leave dtype out, or load it without device_map"
+            )
+        return not foreign and not fetched and weight_only.concerns(dtype, device)
 
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model with weights of this type, as it runs (`weight_only`)."""

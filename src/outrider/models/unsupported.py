@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
-from outrider.models import recurrent, seq2seq
+from outrider.models import placement, recurrent, seq2seq
 from outrider.models.config import decoder_of, read, states_width
 from outrider.models.weight_only import finite
 
@@ -218,14 +218,7 @@ def check(model: PreTrainedModel) -> None:
             f"attention back-end {back_end!r} takes no tree mask; got {name} with "
             f"attn_implementation={back_end!r}; load it with 'sdpa' or 'eager'"
         )
-    places = read(model, "hf_device_map", dict)
-    spots = {str(place) for place in places.values()} if places else set()
-    if len(spots) > 1 or spots & {"disk", "meta"}:
-        raise UnsupportedModel(
-            "a model spread over several devices is not supported: cache and masks live on one "
-            f"device; got {name} on {', '.join(sorted(spots))}; load it without device_map, or "
-            "with device_map={'': 0}"
-        )
+    placement.device_of(model)
     _output_layer(model, name)
     _quantisation(model, name)
 
