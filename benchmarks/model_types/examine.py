@@ -14,8 +14,10 @@ An arm is True, or says what is wrong.
 
 import tempfile
 
+import source_models
 import torch
 from tiny_configurations import config_for, randomise
+from tiny_media import of_text
 from transformers import AutoModelForCausalLM
 
 import outrider
@@ -45,6 +47,8 @@ _GREEDY = SamplingParams(0.0)
 
 def built(kind):
     """A tiny random model of this type, causal where there is one."""
+    if kind in source_models.IMAGE_FAMILIES:  # whose defaults are no whole model
+        return source_models.tiny(source_models.IMAGE_FAMILIES[kind])
     config = config_for(kind)
     torch.manual_seed(0)
     causal = type(config) in AutoModelForCausalLM._model_mapping
@@ -62,7 +66,7 @@ def prompts():
 def generated(model, prompt):
     """Greedy text by transformers' own `generate`."""
     ids = torch.tensor([prompt])
-    out = model.generate(
+    out = of_text(model).generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=NEW,

@@ -6,6 +6,8 @@
     batch    three pictures and a text without any in one drafted batch: the texts of each alone
     seeded   in that batch at temperature 0.9: the texts that each has alone, undrafted
 
+Encoder-decoders read a picture as their source: `plain` behind three sources, and no text without.
+
 An arm is True, or says what is wrong; "prompt" alone where no prompt with a picture is known that
 transformers' own class reads.
 """
@@ -14,6 +16,8 @@ import media_models
 import picture_forms
 import torch
 from examine import Recited, attempted, first_line, same
+from source_models import IMAGE_FAMILIES, read_as_sources
+from tiny_media import of_text
 
 from outrider import verifiers
 from outrider.drafters import Root
@@ -35,7 +39,7 @@ TEXT = [7, 9, 11, 13]
 def generated(model, ids, kwargs, **options):
     """What transformers writes, and the least distance of two best logits on the way."""
     ids_1L = torch.tensor([ids])
-    found = model.generate(
+    found = (model if kwargs else of_text(model)).generate(
         input_ids=ids_1L,
         attention_mask=torch.ones_like(ids_1L),
         **kwargs,
@@ -89,24 +93,43 @@ def material(kind):
     return model, rows, [text for text, _ in right]
 
 
+def source_text(model, **given):
+    """What transformers writes of a source."""
+    found = model.generate(
+        **given,
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        num_beams=1,
+        eos_token_id=None,
+        forced_eos_token_id=None,
+        pad_token_id=0,
+    )
+    return found[0, -NEW:].tolist()
+
+
 def examine(kind):
     """The findings on a type, by arm; "prompt" alone where there is no prompt with a picture."""
     try:
-        model, rows, right = material(kind)
+        if kind in IMAGE_FAMILIES:
+            model, rows, inputs, right = read_as_sources(IMAGE_FAMILIES[kind], source_text)
+        else:
+            model, made, right = material(kind)
+            stands = placeholders(model.config)
+            rows = [ids for ids, _ in made]
+            inputs = [MultiModalInputs(kwargs, stands) if kwargs else None for _, kwargs in made]
     except Exception as error:
         return {"prompt": first_line(error)}
-    stands = placeholders(model.config)
-    inputs = [MultiModalInputs(kwargs, stands) if kwargs else None for _, kwargs in rows]
 
     def requests(params):
         return [
             Request(ids, how, StopConditions(NEW), inputs=given)
-            for (ids, _), how, given in zip(rows, params, inputs, strict=True)
+            for ids, how, given in zip(rows, params, inputs, strict=True)
         ]
 
     def recited(known, width):
         pairs = zip(rows, known, strict=True)
-        return Recited([[*ids, *text] for (ids, _), text in pairs], width)
+        return Recited([[*ids, *text] for ids, text in pairs], width)
 
     def alone(drafter, asked):
         return [texts(target, drafter, [one])[0] for one in asked]

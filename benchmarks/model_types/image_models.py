@@ -10,6 +10,7 @@ from tiny_media import (
     VISION,
     VOCAB,
     MediaType,
+    one_picture,
     pixels,
     text,
     vision,
@@ -90,6 +91,37 @@ def _sized(random, size):
     }
 
 
+def _queried(kind, text, qformer, picture, **more):
+    """A Q-Former compresses a picture for a language model of its own class."""
+    parts = {
+        "vision_config": {**_SMALL, "image_size": 8, "patch_size": 4},
+        "qformer_config": {**_SMALL, "encoder_hidden_size": 32, "vocab_size": 64, **qformer},
+    }
+    return MediaType(
+        lambda: CONFIG_MAPPING[kind](text_config=text, num_query_tokens=4, **parts, **more),
+        picture,
+        count=lambda size: 4,
+    )
+
+
+def _asked(random, shape):
+    """A picture with the question that its Q-Former is asked."""
+    ids = torch.randint(3, 60, (1, 4), generator=random)
+    return {
+        "pixel_values": pixels(random, *shape),
+        "qformer_input_ids": ids,
+        "qformer_attention_mask": torch.ones_like(ids),
+    }
+
+
+_SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+_OPT = {"model_type": "opt", **_SMALL, "vocab_size": VOCAB, "ffn_dim": 48}
+_OPT |= {"word_embed_proj_dim": 32, "max_position_embeddings": 256}
 _SIGLIP = "siglip_vision_model"
 TYPES = {
     "llava": MediaType(lambda: _llava("llava")),
@@ -312,6 +344,14 @@ TYPES = {
             video_token_id=VIDEO,
         ),
         lambda random, size: _patches(random, size, 48) | {"image_merge_sizes": torch.tensor([2])},
+    ),
+    "blip-2": _queried("blip-2", _OPT, {}, one_picture, **_INDEX),
+    "instructblip": _queried(
+        "instructblip",
+        text("llama"),
+        {},
+        lambda random, size: _asked(random, (1, 3, 8, 8)),
+        **_INDEX,
     ),
     "mllama": MediaType(
         lambda: CONFIG_MAPPING["mllama"](

@@ -32,11 +32,9 @@ _EVERY_CALL = "its forward wants the picture at every call"
 _NO_FORM = "no tiny picture was found that transformers' own class reads; not looked into further"
 IMAGE_NOTES = {
     "blip": _EVERY_CALL,
-    "blip-2": _EVERY_CALL,
     "evolla": "it reads proteins, not pictures",
     "git": "its picture stands ahead of the prompt, which has no token for it",
     "idefics": _EVERY_CALL,
-    "instructblip": _EVERY_CALL,
     "instructblipvideo": _EVERY_CALL,
     "kosmos-2": "its picture's places are a mask beside the prompt, for which it has no token",
     "kosmos-2.5": "its picture's places are a mask beside the prompt, for which it has no token",
@@ -44,10 +42,8 @@ IMAGE_NOTES = {
     "paligemma": "what is read of the picture depends on the question: its prompt is one block",
     "pi0": "it writes movements of a robot, not text",
     "shieldgemma2": "it writes two probabilities, not text",
-    "vision-encoder-decoder": "it reads a picture and no prompt: see encoder-decoders above, and "
-    "[images](images.md)",
 }
-_ENCODER_DECODERS = "florence2 pix2struct pp_formulanet t5gemma2 udop".split()
+_ENCODER_DECODERS = "pp_formulanet t5gemma2 udop".split()
 
 
 def read_record(path=RECORD):

@@ -27,8 +27,8 @@ from transformers.models.auto import modeling_auto
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "models"))
 
 import media_models as sounds
-import seq2seq_families as sources
 from examine import Recited, attempted, first_line, same
+from source_models import read_as_sources
 from supported_speech import FAMILIES, NOTES, RECORD, right
 
 from outrider import verifiers
@@ -36,9 +36,7 @@ from outrider.drafters import Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
 from outrider.models import adapt
-from outrider.models.config import decoder_of
 from outrider.models.multi_modal import placeholders
-from outrider.models.seq2seq.reader import EncoderReader
 from outrider.models.unsupported import check_config
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import MultiModalInputs
@@ -84,28 +82,12 @@ def heard_in_prompts(kind):
     return model, [ids for ids, _ in made] + [WORDS], beside, texts
 
 
-def heard_as_sources(kind):
-    """A model, the beginnings of its texts, recordings, and transformers' texts."""
-    config = sources.FAMILIES[FAMILIES[kind]]()
-    for part in (config, decoder_of(config)):
-        part.vocab_size = 128
-    model = sources.build(config)
-    target = adapt(model)
-    rows = target.probe(3)._replace(encoded=None)
-    each = [rows.take([row]) for row in range(3)]
-    first = model.generation_config.decoder_start_token_id
-    starts = [[first], [first, 9, 8], [first, 7]]
-    reader, texts = EncoderReader(model, None, 0), []
-    for start, source in zip(starts, each, strict=True):
-        asked = (reader if kind == "whisper" else target.runner.reader).asked(source)
-        texts.append(generated(model, decoder_input_ids=torch.tensor([start]), **asked))
-    return model, starts, each, texts
-
-
 def examine(kind):
     """The findings on a type, by arm; "loads" alone for one that is refused."""
     if kind in FAMILIES:
-        model, prompts, beside, right = heard_as_sources(kind)
+        model, prompts, beside, right = read_as_sources(
+            FAMILIES[kind], generated, own_reader=kind == "whisper"
+        )
     elif kind in {**sounds.AUDIO, **sounds.NOISY}:
         model, prompts, beside, right = heard_in_prompts(kind)
     else:

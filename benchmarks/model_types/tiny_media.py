@@ -1,5 +1,6 @@
 """What configurations of tiny random models with images or sound are made of."""
 
+import inspect
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,12 @@ def vision(kind, **more):
 
 def pixels(random, *shape):
     return torch.randn(*shape, generator=random)
+
+
+def of_text(model):
+    """What reads a text alone: the language model inside of a class that wants pictures."""
+    wants = inspect.signature(model.generate).parameters.get("pixel_values")
+    return model if wants is None or wants.default is not wants.empty else model.language_model
 
 
 def one_picture(random, size):

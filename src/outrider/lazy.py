@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
+_SELDOM, _USUAL = (100_000, 50, 100), gc.get_threshold()
 
 
 @contextmanager
@@ -31,9 +32,21 @@ def uncollected() -> Iterator[None]:
 
 
 def collect_seldom() -> None:
-    """Look for garbage in cycles after a hundred thousand new objects, not after 700: for processes
-    that are this project's own, whose objects come and go without cycles."""
-    gc.set_threshold(100_000, 50, 100)
+    """The same until `collect_as_usual`, for a program that is about to import much; nearly: it
+    looks after a hundred thousand new objects, in case that never comes."""
+    gc.set_threshold(*_SELDOM)
+
+
+def collect_as_usual() -> None:
+    """The end of `collect_seldom`, where that has begun.
+
+    >>> collect_seldom()
+    >>> collect_as_usual()
+    >>> gc.get_threshold() == _USUAL
+    True
+    """
+    if gc.get_threshold() == _SELDOM:
+        gc.set_threshold(*_USUAL)
 
 
 def exports(
@@ -134,4 +147,4 @@ class Registry(MutableMapping[str, Value], Generic[Value]):
         return f"Registry({', '.join(self._homes)})"
 
 
-__all__ = ["Registry", "collect_seldom", "exports", "uncollected"]
+__all__ = ["Registry", "collect_as_usual", "collect_seldom", "exports", "uncollected"]

@@ -11,7 +11,7 @@ import torch
 from outrider.drafters.recipes import DrafterParts
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
-from outrider.lazy import uncollected
+from outrider.lazy import collect_as_usual, uncollected
 from outrider.load_config import LoadConfig
 from outrider.models import (
     TreeDecoder,
@@ -28,6 +28,7 @@ from outrider.models.cpu_kernels import build as native
 from outrider.models.decoder import media_of
 from outrider.models.draft_source import DraftSource
 from outrider.models.foreign_errors import usable_file
+from outrider.models.multi_modal import placeholders
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
 from outrider.models.sources import ModelSource
 from outrider.resolve_config import ResolvedConfig, resolve
@@ -91,6 +92,7 @@ def load(
         drafter = make_drafter(resolved, models)
         notes = _notes(resolved, setting, models, tree_check, calibration)
         engine = calibrate_steps(resolved, setting, models, drafter)
+    collect_as_usual()  # a program has imported what it needs
     return _speculator(resolved, setting, engine, notes)
 
 
@@ -297,11 +299,15 @@ def _speculator(
     reader, media = media_of(engine.target), None
     if reader is not None:
         media = MediaProcessor(resolved.processor, reader.placeholders, first.trust)
-    elif opening is not None and model.main_input_name == "pixel_values":
+    elif opening is not None and model.main_input_name in _IMAGES:
         media = MediaProcessor(resolved.processor, frozenset(), first.trust, pixels_alone=True)
+    elif opening is not None and (stands := placeholders(model.config)):
+        media = MediaProcessor(resolved.processor, stands, first.trust)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults, media)
 
 
+#: Names of what encoders of one image read.
+_IMAGES = ("pixel_values", "flattened_patches")
 #: What a draft model attends to, by what it reads.
 _WHOSE = {"states": "the target's", "source": "its own"}
 

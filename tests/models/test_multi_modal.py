@@ -5,6 +5,7 @@ from functools import lru_cache
 import media_models as tiny_images
 import pytest
 import supported_models  # noqa: F401  (puts benchmarks/model_types on the path)
+import tiny_media
 import torch
 from examine import Recited
 from hypothesis import given, settings
@@ -76,7 +77,7 @@ def requests_of(kind, how=GREEDY, new=NEW):
 def generated(model, ids, kwargs, **options):
     """What transformers writes."""
     ids_1L = torch.tensor([ids])
-    found = model.generate(
+    found = (model if kwargs else tiny_media.of_text(model)).generate(
         input_ids=ids_1L,
         attention_mask=torch.ones_like(ids_1L),
         **kwargs,

@@ -1,5 +1,6 @@
 """Streams with images or sound, and of models that keep states, whose engine is killed go on."""
 
+import functools
 import json
 import os
 import signal
@@ -44,7 +45,10 @@ def _sound():
 
 #: How a model's folder is made, and what stands in a prompt beside the text.
 KINDS = {
-    "image": (image_folder.saved, _image),
+    **{
+        kind: (functools.partial(image_folder.saved, kind=kind), _image)
+        for kind in image_folder.PROCESSORS
+    },
     "sound": (sound_folder.saved, _sound),
     "states": (_hybrid, None),
 }
@@ -89,7 +93,7 @@ def ids(events):
     return [token for choice in choices for token in choice.get("token_ids") or []]
 
 
-@pytest.mark.parametrize("kind", ["sound", "states"])  # images: test_messages_with_images.py
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_goes_on_at_another_server(kind, tmp_path):
     model = outrider.load(
         str(KINDS[kind][0](tmp_path)),
@@ -169,5 +173,5 @@ def test_a_stream_whose_engine_is_killed_is_the_same(process):
     assert events[-1] == "[DONE]"
     assert ids(events) == whole
     server.send_signal(signal.SIGINT)
-    assert server.wait(15) == 0
+    assert server.wait(60) == 0
     assert "exit code -9; another one is started" in server.stderr.read()

@@ -10,7 +10,7 @@ from outrider.speech import settings, vad
 from outrider.speech.settings import Thresholds
 from outrider.speech.transcriber import window_prompt
 from outrider.speech.vocabulary import Vocabulary
-from outrider.speech.windows import cut
+from outrider.speech.windows import cut_at_timestamps
 
 FIRST = 100  # the timestamp 0.00 s
 WORDS = Vocabulary(1, 0, 99, 2, {"en": 10, "fr": 11}, {"transcribe": 20, "translate": 21})
@@ -36,7 +36,7 @@ def at(*steps):
     ],
 )
 def test_windows_are_cut_where_two_timestamps_meet(steps, pieces, advance):
-    found = cut(at(*steps), FIRST, 100)
+    found = cut_at_timestamps(at(*steps), FIRST, 100)
     assert [tuple(piece) for piece in found.pieces] == pieces
     assert found.advance == advance
 
@@ -50,7 +50,9 @@ def test_windows_are_cut_where_two_timestamps_meet(steps, pieces, advance):
     ],
 )
 def test_a_window_that_is_read_once_keeps_its_end(steps, pieces):
-    assert [tuple(p) for p in cut(at(*steps), FIRST, 100, whole=True).pieces] == pieces
+    assert [
+        tuple(p) for p in cut_at_timestamps(at(*steps), FIRST, 100, whole=True).pieces
+    ] == pieces
 
 
 def test_pauses_are_where_nobody_speaks():

@@ -1,12 +1,13 @@
-"""A folder of a tiny LLaVA with its processor, as on the hub, and pictures."""
+"""Folders of tiny image-text models with their processors, as on the hub, and pictures."""
 
 import base64
 import io
 
 import media_models as tiny_images
-import tiny_media
 import torch
+import transformers
 from PIL import Image
+from tiny_media import FIRST, IMAGE, LAST, VOCAB
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
@@ -15,24 +16,29 @@ TEMPLATE = (
     "{% for p in m.content %}{% if p.type == 'image' %}"
     "<image> {% else %}{{ p.text }} {% endif %}{% endfor %}{% endif %}{% endfor %}[assistant] "
 )
+SIZE = {"height": 8, "width": 8}
 
 
-def words():
-    """A tokenizer of a few words; `<image>` is the placeholder of the tiny models."""
-    known = [f"w{at}" for at in range(tiny_media.VOCAB)]
+def words(image="<image>", at=IMAGE, **named):
+    """A tokenizer of a few words; `image` is the placeholder of the tiny models."""
+    known = [f"w{number}" for number in range(max(VOCAB, at + 1))]
     known[0], known[1], known[2], known[3] = "<pad>", "<s>", "</s>", "<unk>"
     known[6:9] = ["[user]", "[assistant]", "[system]"]
-    known[tiny_images.IMAGE] = "<image>"
+    known[at] = image
+    places = {"boi_token": FIRST, "eoi_token": LAST}
+    for place, (name, word) in enumerate(named.items(), LAST + 1):
+        known[places.get(name, place)] = word
     inner = Tokenizer(models.WordLevel({word: at for at, word in enumerate(known)}, "<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", bos_token="<s>",
-        eos_token="</s>", additional_special_tokens=["<image>"],
+        eos_token="</s>", additional_special_tokens=[image, *named.values()],
+        extra_special_tokens={"image_token": image, **named},
     )  # fmt: skip
 
 
 def processor():
-    """A processor with a chat template."""
+    """LLaVA's, with a chat template."""
     return LlavaProcessor(
         CLIPImageProcessor(
             size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}, do_convert_rgb=True
@@ -46,10 +52,66 @@ def processor():
     )
 
 
-def saved(place):
+def gemma3():
+    """Whose images are blocks that see each other."""
+    tokenizer = words(
+        "<image_soft_token>", boi_token="<start_of_image>", eoi_token="<end_of_image>"
+    )
+    return transformers.Gemma3Processor(
+        transformers.Gemma3ImageProcessor(size=SIZE),
+        tokenizer,
+        image_seq_length=4,
+        chat_template=TEMPLATE.replace("<image>", "<start_of_image>"),
+    )
+
+
+def idefics3():
+    """Whose images are compressed."""
+    around = {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"}
+    edge = {"longest_edge": 8}
+    return transformers.Idefics3Processor(
+        transformers.Idefics3ImageProcessor(
+            size=edge, max_image_size=edge, do_image_splitting=False
+        ),
+        words(**around, end_of_utterance="<end_of_utterance>"),
+        image_seq_len=1,
+        chat_template=TEMPLATE,
+    )
+
+
+def mllama():
+    """Whose layers of cross attention look at images."""
+    return transformers.MllamaProcessor(
+        transformers.MllamaImageProcessor(size=SIZE, max_image_tiles=2),
+        words("<|image|>", VOCAB),
+        chat_template=TEMPLATE.replace("<image>", "<|image|>"),
+    )
+
+
+def paddleocr_vl():
+    """With positions of several axes."""
+    return transformers.PaddleOCRVLProcessor(
+        transformers.PaddleOCRVLImageProcessor(
+            patch_size=4, merge_size=2, min_pixels=64, max_pixels=256
+        ),
+        words(),
+        chat_template=TEMPLATE,
+    )
+
+
+PROCESSORS = {
+    "gemma3": gemma3,
+    "idefics3": idefics3,
+    "llava": processor,
+    "mllama": mllama,
+    "paddleocr_vl": paddleocr_vl,
+}
+
+
+def saved(place, kind="llava"):
     """The folder of that path, with a model in it."""
-    tiny_images.made("llava").save_pretrained(place)
-    processor().save_pretrained(place)
+    tiny_images.made(kind).save_pretrained(place)
+    PROCESSORS[kind]().save_pretrained(place)
     return place
 
 

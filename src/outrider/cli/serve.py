@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from outrider import arguments
+from outrider import arguments, lazy
 from outrider.cli.console import EXIT_ERROR, err, fail
 from outrider.cli.inputs import read_file
 from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
@@ -189,6 +189,7 @@ def _run(
         apart, how = _parted(processes)
         service = ServerConfig(*settings)
         engine = _engine(load, service.engine_config, apart, service.still_seconds)
+        lazy.collect_as_usual()  # where another process loads the model, this one never does
         try:
             site = build_app_for(engine, service)
             loading.close()

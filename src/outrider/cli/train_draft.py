@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider import lazy
 from outrider.cli import options
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, bar, err, out, working
 from outrider.train.task import Plan, Task
@@ -73,6 +74,8 @@ def command(
     """
     from outrider.train import published
     from outrider.train.job import look, run
+
+    lazy.collect_as_usual()
 
     task = Task(
         target,

@@ -1,7 +1,8 @@
 """What steps emitted, from the device to those who asked: read, counted, made ready to be told.
 
 On CUDA the host reads a step's tokens while the next step runs; on a CPU there is nothing to wait
-for, and they are counted at once.
+for, and they are counted at once. Tokens are not turned into text here, and stop strings are not
+looked for: that is `outrider.text.output_text`.
 """
 
 from collections import deque

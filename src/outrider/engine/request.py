@@ -26,7 +26,8 @@ from outrider.types import (
 
 @dataclass(frozen=True)
 class StopConditions:
-    """When a row ends: a token budget and stop token ids.
+    """When a row ends: a token budget and stop token ids. (Stop strings are looked for in the text,
+    by `outrider.text.tokens.Detokenizer`.)
 
     max_new_tokens  token budget; None, the default, runs to the end of the model's context
     stop_ids        tokens that end the row; none by default

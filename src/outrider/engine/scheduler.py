@@ -1,4 +1,7 @@
-"""Requests find a row in the batch, and rows that are over leave it."""
+"""Requests find a row in the batch, and rows that are over leave it.
+
+A server's requests wait in `outrider.server.engine_loop` first, until a row is free for them.
+"""
 
 import time
 from collections import deque

@@ -43,7 +43,7 @@ def propose(drafter: Drafter, batch: Batch, shape: DraftShape | None = None) -> 
     """A tree of guesses below each row's pending token, in one of the drafter's shapes.
 
     None takes the usual one; `PLAIN` leaves the drafter alone. Rows that want less
-    (`apply.most_B`) lose what lies deeper.
+    (`shape.most_B`) lose what lies deeper.
     """
     wanted = drafter.shapes[0] if shape is None else shape
     if wanted.key == PLAIN.key and wanted.max_depth == 0:

@@ -72,6 +72,10 @@ SUPPORTED = frozenset(
 )
 
 _OWN = {
+    **dict.fromkeys(
+        ("blip-2", "instructblip", "instructblipvideo"),
+        "outrider.models.multi_modal:InnerModelRunner",
+    ),
     "bloom": "outrider.models.positions:BloomRunner",
     "falcon": "outrider.models.positions:FalconRunner",
     "gpt_neo": "outrider.models.positions:GPTNeoRunner",

@@ -10,6 +10,8 @@ from transformers import PretrainedConfig
 from outrider.errors import ConfigurationError
 
 Kind = TypeVar("Kind")
+#: Types whose encoder of text reads the states that another part has made of images.
+_ENCODES_STATES = frozenset({"florence2"})
 
 
 def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Kind | None:
@@ -31,12 +33,15 @@ def decoder_of(config: PretrainedConfig) -> PretrainedConfig:
     """
     if not read(config, "is_encoder_decoder", bool):
         return config.get_text_config(decoder=True)
-    return _part(config, "decoder") or config
+    return _part(config, "decoder") or read(config, "text_config", PretrainedConfig) or config
 
 
 def encoder_of(config: PretrainedConfig) -> PretrainedConfig:
     """The part of an encoder-decoder's configuration that says how the encoder is built."""
-    return _part(config, "encoder") or config
+    text = read(config, "text_config", PretrainedConfig)
+    if text is not None and config.model_type in _ENCODES_STATES:
+        return text
+    return _part(config, "encoder") or read(config, "vision_config", PretrainedConfig) or config
 
 
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:

@@ -65,7 +65,9 @@ def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 
 def stack_of(decoder: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """The outermost list of modules of a decoder."""
+    """The outermost list of modules of a decoder, or of the decoder inside of a model of both."""
+    inner = read(decoder, "decoder", torch.nn.Module)
+    decoder = decoder if inner is None else inner
     lists = (part for part in decoder.modules() if isinstance(part, torch.nn.ModuleList))
     return next(lists, None)
 

@@ -7,6 +7,7 @@ cache like any call. From there on a row is text, but for positions: behind an i
 where the model says (`rope_deltas`), which is kept for each row.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.errors import ConfigurationError, OutriderError, PromptError
+from outrider.errors import ConfigurationError, OutriderError, PromptError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.foreign_errors import first_line
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating
+from outrider.models.module_tree import parts_of
 from outrider.models.tree_inputs import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output, RowStore
@@ -75,6 +77,8 @@ class MultiModalRunner(TransformersRunner):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
+        self.whole = model  #: what reads images or sound
+        self._hands_on = self._takes  # arguments of the whole's forward
         self.placeholders = placeholders(model.config)
         self.known: set[frozenset[str]] = set()  #: kinds of inputs that were checked
         # parts that count positions on several axes
@@ -86,7 +90,7 @@ class MultiModalRunner(TransformersRunner):
         Raises ConfigurationError and PromptError.
         """
         names = sorted(name for name in inputs.kwargs if name not in PER_TOKEN)
-        strange = [name for name in names if name not in self._takes]
+        strange = [name for name in names if name not in self._hands_on]
         if strange or not names:
             has = ", ".join(strange) if strange else "nothing but token ids"
             raise ConfigurationError(
@@ -146,11 +150,11 @@ class MultiModalRunner(TransformersRunner):
         with self._counting() as delta:
             try:
                 with (
-                    evaluating(self.model, self._parts),
-                    nullcontext() if known is None else known.standing_in(self.model),
+                    evaluating(self.whole, self._parts),
+                    nullcontext() if known is None else known.standing_in(self.whole),
                     self._listening(-1 in taps) as heard,
                 ):
-                    output = self.model(
+                    output = self.whole(
                         input_ids=tokens,
                         past_key_values=cache,
                         use_cache=True,
@@ -167,7 +171,8 @@ class MultiModalRunner(TransformersRunner):
                     "the model's own processor makes them"
                 ) from error
             cache.inputs = RowPositions(delta())
-        return count, self._tapped(taps, heard, output, output.logits.shape[1])
+        text = output.get("language_model_outputs", output)
+        return count, self._tapped(taps, heard, text, output.logits.shape[1])
 
     def opened_media(self, rows: int) -> RowStore:
         """Positions that are slots."""
@@ -190,8 +195,8 @@ class MultiModalRunner(TransformersRunner):
     def plain_media(self, tokens_1Q: Tensor, inputs: MultiModalInputs) -> Tensor:
         """Logits of a whole text that begins with the prompt: no cache and no mask of ours."""
         given = self._given(_longer(inputs, tokens_1Q.shape[1]))
-        with self._counting(), evaluating(self.model, self._parts):
-            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False, **given).logits
+        with self._counting(), evaluating(self.whole, self._parts):
+            logits: Tensor = self.whole(input_ids=tokens_1Q, use_cache=False, **given).logits
         return logits
 
     def _given(self, kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -199,7 +204,7 @@ class MultiModalRunner(TransformersRunner):
         return {
             name: _moved(value, self.device, self.dtype)
             for name, value in kwargs.items()
-            if name in self._takes and name != "attention_mask"
+            if name in self._hands_on and name != "attention_mask"
         }
 
     @contextmanager
@@ -215,7 +220,7 @@ class MultiModalRunner(TransformersRunner):
             none = torch.zeros(1, dtype=torch.int64, device=self.device)
             return found[0].reshape(-1)[:1].to(none) if found else none
 
-        with alone(self.model):
+        with alone(self.whole):
             for part in self._axes:
                 part.rope_deltas = None
             try:
@@ -223,6 +228,26 @@ class MultiModalRunner(TransformersRunner):
             finally:
                 for part, value in zip(self._axes, before, strict=True):
                     part.rope_deltas = value
+
+
+class InnerModelRunner(MultiModalRunner):
+    """BLIP-2 and InstructBLIP: a language model of its own class inside of one that reads images.
+
+    The outer forward wants images at every call, so it reads prompts with some; the inner model
+    runs from there on, and reads texts without any.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        inner = model.language_model
+        if read(inner.config, "is_encoder_decoder", bool):
+            raise UnsupportedModel(
+                f"{type(model).__name__} with a language model that is an encoder-decoder is not "
+                f"supported; got {type(inner).__name__}; take one with a decoder (OPT, Vicuna)"
+            )
+        super().__init__(inner)
+        self.whole, self.name, self._parts = model, type(model).__name__, parts_of(model)
+        self._hands_on = frozenset(inspect.signature(model.forward).parameters)
+        self.placeholders = placeholders(model.config)
 
 
 def _moved(value: object, device: torch.device, dtype: torch.dtype) -> object:

@@ -16,7 +16,7 @@ from outrider.models.sources import DTYPES, ModelSource
 from outrider.models.weight_only import QUANTISED
 from outrider.types import LanguageModel
 
-INT8 = "int8"  #: the dtype that drafts alone may be kept in
+INT8 = "int8"  #: what a draft may be kept in beside a target of another type
 TARGET = "target"  #: or the target's, whatever a draft says of itself
 #: What weights can be kept in; "auto" is as fast as it gets, or as a GGUF file has them.
 WEIGHTS = (*DTYPES, *QUANTISED)

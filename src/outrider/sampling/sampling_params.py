@@ -1,4 +1,7 @@
-"""Sampling parameters per row, and the one place where temperature and filters exist."""
+"""Sampling parameters of a request, as tensors of a batch, and applied: temperature and filters.
+
+docs/adding-a-sampling-parameter.md lists what a new one touches.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

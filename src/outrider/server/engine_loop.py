@@ -112,7 +112,7 @@ class BatchRunner(Protocol):
 
 
 @dataclass(eq=False)
-class _Seated:
+class _Scheduled:
     """A request that has a row."""
 
     asked: EngineRequest
@@ -143,7 +143,7 @@ class EngineLoop(threading.Thread):
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, EngineRequest] = {}  # by key, in the order in which they came
-        self._running: dict[int, _Seated] = {}
+        self._running: dict[int, _Scheduled] = {}
         self._runs: dict[str, BatchRunner] = {}
         self._outputs: list[EngineOutput] = []
         self._closing = self._ended = False
@@ -247,7 +247,7 @@ class EngineLoop(threading.Thread):
                 own = _of_a_row(error)
                 self._outputs.append(EngineOutput(key, error=own, over=True, scheduled=now))
             else:
-                self._running[key] = _Seated(asked, number, now)
+                self._running[key] = _Scheduled(asked, number, now)
             del self._waiting[key]
 
     def _run(self, lane: str) -> BatchRunner:
@@ -260,10 +260,10 @@ class EngineLoop(threading.Thread):
         began = time.perf_counter()
         blocks = run.step()
         seconds = time.perf_counter() - began
-        seated = {one.number: one for one in self._running.values() if one.asked.lane == lane}
-        step = _timing(seated, blocks, seconds)
+        scheduled = {one.number: one for one in self._running.values() if one.asked.lane == lane}
+        step = _timing(scheduled, blocks, seconds)
         for block in blocks:
-            one = seated.get(block.row)
+            one = scheduled.get(block.row)
             if one is None or one.asked.key not in self._running:
                 continue
             cached, reason = run.cached(block.row), block.finish_reason
@@ -291,7 +291,7 @@ class EngineLoop(threading.Thread):
         self._leave(one, run)
         return one.scheduled
 
-    def _leave(self, one: _Seated, run: BatchRunner) -> None:
+    def _leave(self, one: _Scheduled, run: BatchRunner) -> None:
         del self._running[one.asked.key]
         run.release(one.number)
 
@@ -317,7 +317,7 @@ class EngineLoop(threading.Thread):
 
 
 def _timing(
-    seated: Mapping[int, _Seated],
+    scheduled: Mapping[int, _Scheduled],
     blocks: Sequence[StepOutput | TranscriptionOutput],
     seconds: float,
 ) -> StepTiming | None:
@@ -327,7 +327,7 @@ def _timing(
         return None
     tokens = sum(len(block.token_ids) for block in wrote)
     for block in wrote:
-        one = seated.get(block.row)
+        one = scheduled.get(block.row)
         if one is not None and not one.begun and isinstance(one.asked.request, Request):
             tokens += len(one.asked.request.asked)
     return StepTiming(seconds, tokens, 1 + max(block.drafted for block in wrote))

@@ -139,8 +139,10 @@ class RequestParser:
             reference = self._ids(plain(body.prediction.content))
             predicted = Counter(reference)
         grammar = grammar_of(body)
+        stands = frozenset[int]()
         if chat is not None:
             grammar = chat.grammar(grammar)
+            stands = stands if chat.inputs is None else chat.inputs.placeholders
         sent = _sent(body, len(prompts) * copies)
         best = body.n if copies > body.n else None
         silent = best is not None and logs is None
@@ -152,7 +154,7 @@ class RequestParser:
                 index = len(choices)
                 had = sent[index].token_ids
                 self._within("resume", had)
-                left = self._budget(ids, asked, method) - len(had)
+                left = self._budget(ids, asked, method, stands) - len(had)
                 if left < 1 and sent[index].finish_reason is None and asked.given != 0:
                     raise APIError(f"choice {index} has all of its tokens already", "resume")
                 request = Request(
@@ -243,11 +245,16 @@ class RequestParser:
             raise APIError(f"{what}; leave speculative_config or prediction out", "prediction")
         return method, None if method == lane.NONE else depth
 
-    def _budget(self, ids: Sequence[int], asked: TokenBudget, method: str) -> int:
-        """Tokens that are asked for; or what is usual, if a row has room for it."""
+    def _budget(
+        self, ids: Sequence[int], asked: TokenBudget, method: str, stands: frozenset[int]
+    ) -> int:
+        """Tokens that are asked for; or what is usual, if a row has room for it.
+
+        A placeholder may be a token that the output layer does not know (Llama 3.2 Vision).
+        """
         if not ids:
             raise APIError("the prompt has no tokens; write at least one", asked.prompt)
-        self._within(asked.prompt, ids)
+        self._within(asked.prompt, (token for token in ids if token not in stands))
         most, context = self.capacity - self.known.methods.nodes[method], self.known.context
         room = min(context, most) - len(ids)
         if room < 1:

@@ -37,7 +37,9 @@ class Cut(NamedTuple):
     advance: int
 
 
-def cut(tokens: Sequence[int], first_timestamp_id: int, size: int, whole: bool = False) -> Cut:
+def cut_at_timestamps(
+    tokens: Sequence[int], first_timestamp_id: int, size: int, whole: bool = False
+) -> Cut:
     """Cut where two timestamps meet: one closes a piece, the next one opens another.
 
     `size` are the steps of sound in the window. What stands behind the last such place is left to
@@ -211,7 +213,7 @@ class SequentialWindows:
         pieces, advance = [TimedPiece(0, len(text.tokens), 0, size)], size
         if self._timed and not text.silent:
             first = self._hearing.vocabulary.first_timestamp_id
-            pieces, advance = cut(text.tokens, first, size)
+            pieces, advance = cut_at_timestamps(text.tokens, first, size)
         self._seek += window.count if advance >= size else stride * advance
         kept = spoken(self._hearing, pieces, text)
         if not text.silent:
@@ -222,8 +224,9 @@ class SequentialWindows:
         return [DecodedWindow(window, text, inputs, kept)] if kept else []
 
 
-class VadWindows:
-    """Windows that are known beforehand and do not depend on each other."""
+class IndependentWindows:
+    """Windows that are known beforehand and do not depend on each other: between pauses, or what a
+    detector of voices (`vad`) calls speech."""
 
     def __init__(
         self, hearing: WhisperModel, settings: TranscribeSettings, samples: Samples, name: str
@@ -270,7 +273,7 @@ class VadWindows:
         pieces = [TimedPiece(0, len(text.tokens), 0, size)]
         if self._timed:
             first = self._hearing.vocabulary.first_timestamp_id
-            pieces = cut(text.tokens, first, size, whole=True).pieces
+            pieces = cut_at_timestamps(text.tokens, first, size, whole=True).pieces
         kept = spoken(self._hearing, pieces, text)
         self._ready[window.number] = [DecodedWindow(window, text, inputs, kept)] if kept else []
         now: list[DecodedWindow] = []
@@ -297,5 +300,5 @@ def opened(
     window should begin, so recordings longer than one are cut at pauses."""
     long = len(samples) > hearing.seconds(hearing.frames) * hearing.rate
     if settings.at_pauses or (long and not settings.timed):
-        return VadWindows(hearing, settings, samples, name)
+        return IndependentWindows(hearing, settings, samples, name)
     return SequentialWindows(hearing, settings, samples)

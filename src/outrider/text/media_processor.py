@@ -96,14 +96,17 @@ class MediaProcessor:
             return False
 
     def pixels(self, given: object, number: int = 0) -> Any:
-        """Pixels [C, H, W] of one image, for an encoder that reads one.
+        """Pixels [C, H, W] of one image, or its patches [P, E], for an encoder that reads one.
 
         Raises PromptError for an image that the processor does not take.
         """
         image = open_image(given)
         reader = getattr(self.processor, "image_processor", self.processor)
         try:
-            return reader(images=image, return_tensors="pt")["pixel_values"][0]
+            made = reader(images=image, return_tensors="pt")
+            if "flattened_patches" not in made:
+                return made["pixel_values"][0]
+            return made["flattened_patches"][0][made["attention_mask"][0].bool()]
         except Exception as error:  # a processor is a program of its own
             raise PromptError(
                 f"the model's processor does not take the image of prompt {number}: "

@@ -188,7 +188,7 @@ class Stream(Iterator[TextBlock]):
             for block in self.run:
                 answer = self._answers[block.row]
                 if answer.watched:
-                    self._cut(answer, answer.absorb(block))
+                    self._end_if_stopped(answer, answer.absorb(block))
                 else:
                     answer.keep(block.token_ids, block.logprobs)
         finally:  # an interrupted call has the text of its tokens, too
@@ -199,9 +199,9 @@ class Stream(Iterator[TextBlock]):
     def __next__(self) -> TextBlock:
         block = next(self.run)
         answer = self._answers[block.row]
-        return self._cut(answer, answer.absorb(block))
+        return self._end_if_stopped(answer, answer.absorb(block))
 
-    def _cut(self, answer: IncrementalText, block: TextBlock) -> TextBlock:
+    def _end_if_stopped(self, answer: IncrementalText, block: TextBlock) -> TextBlock:
         """End the row of an answer that a stop string has ended."""
         if answer.stopped:
             self.run.end(block.row, "stop", keep=len(answer.tokens))

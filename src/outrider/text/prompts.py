@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.drafters import DRAFTERS, Root
 from outrider.engine.request import token_ids
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, PromptError
 from outrider.text.decoder_prompt import DecoderPrompt
 from outrider.text.media_processor import MediaProcessor, has_media
 from outrider.text.tokens import encode, separate
@@ -121,6 +121,8 @@ class PromptEncoder:
         device = self.target.device
         if isinstance(given, Inputs):
             return given
+        if self.media is not None and not self.media.pixels_alone and not is_features(given):
+            return self._seen(given, number)
         if self.media is not None and not is_features(given):  # an encoder of images
             given = self.media.pixels(given, number)
         if is_features(given):
@@ -130,6 +132,28 @@ class PromptEncoder:
             return Inputs(None, features, mask)
         ids = torch.tensor([encode(self.tokenizer, given, number)], device=device)
         return Inputs(ids, None, torch.ones_like(ids, dtype=torch.bool))
+
+    def _seen(self, given: object, number: int) -> Inputs:
+        """An image and what is asked of it, read by one encoder."""
+        assert self.media is not None
+        if isinstance(given, Mapping):
+            ready = "input_ids" in given
+            made = self.media.ready(given, number) if ready else self.media.prompt(given, number)
+        elif has_media(given):
+            assert isinstance(given, Sequence)
+            made = self.media.conversation(given, number)
+        else:
+            made = [], None
+        ids, beside = made
+        if beside is None or "pixel_values" not in beside.kwargs:
+            raise PromptError(
+                f"the model reads an image and a text; got prompt {number} without an image; write "
+                "{'prompt': ..., 'multi_modal_data': {'image': ...}}"
+            )
+        device = self.target.device
+        row = torch.tensor([ids], device=device)
+        pixels = torch.as_tensor(beside.kwargs["pixel_values"], device=device)
+        return Inputs(row, pixels, torch.ones_like(row, dtype=torch.bool))
 
     def _started(self, answer: Text | None, number: int) -> list[int]:
         """The decoder's prompt: its start, and what the answer is given to begin with."""

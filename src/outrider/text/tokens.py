@@ -213,7 +213,7 @@ class Detokenizer:
             self.ids.extend(ids if token is None else [token])
             before = len(self.text)
             self._decode()
-            if self.stop_strings and self._cut(before):
+            if self.stop_strings and self._cut_at_stop_string(before):
                 break
         return self._tell(0 if self.stopped_at is not None else self._begun())
 
@@ -261,7 +261,8 @@ class Detokenizer:
         known = next((one for one in self._known if whole.startswith(one)), self._known[-1])
         return len(known)
 
-    def _cut(self, before: int) -> bool:
+    def _cut_at_stop_string(self, before: int) -> bool:
+        """End the text before the first stop string, if one is there now."""
         since = 0 if self._behind is None else self._behind(self.text)
         if since is None:
             return False

@@ -19,6 +19,9 @@ class DrawKind(IntEnum):
     COUPLED = 3  #: drawn with the target's own noise: only a matching rule may judge it
 
 
+#: What rules judge that throw coins of their own.
+UNCOUPLED = frozenset(DrawKind) - {DrawKind.COUPLED}
+
 RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)  #: why a row ends
 REASONS = ("running", "stop", "length", "context", "fault")
 

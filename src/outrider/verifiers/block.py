@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain
 
 
@@ -44,9 +44,7 @@ class BlockVerifier:
 
     name: ClassVar[str] = "block"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = True
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

@@ -13,7 +13,7 @@ vocabulary at every node. Placed children are judged last wherever they stand in
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.sibling_draws import drawn_first
 
@@ -24,9 +24,7 @@ class HubVerifier:
 
     name: ClassVar[str] = "hub"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

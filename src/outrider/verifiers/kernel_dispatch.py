@@ -52,7 +52,8 @@ _KERNELS: Mapping[type, Callable[[Draft], KernelCall | None]] = {
 
 
 def run_kernel(rule: Verifier, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-    """The rule's verdict: from its kernel where a backend has one, else from its own formula."""
+    """Which drafted tokens are accepted: by the rule's kernel where a backend has one (`ops/cpu`,
+    `ops/triton`), else by its own formula."""
     if isinstance(rule, AliasedVerifier):
         rule = rule.rule
     if draft.fan and DrawKind.COUPLED not in rule.kinds and scores.laws.greedy != "all":

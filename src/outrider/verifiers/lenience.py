@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain
 
 
@@ -33,9 +33,7 @@ class Lenience:
     lenience: float = 0.5
     name: ClassVar[str] = "lenience"
     exact: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain
 
 
@@ -28,9 +28,7 @@ class NonIterative:
 
     name: ClassVar[str] = "non_iterative"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = True
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

@@ -6,6 +6,10 @@ acceptance y ~ p. Tree (Jeon et al. 2024, Algorithm 6, with its slips mended): t
 each child in draw order, against the residual p left by its earlier siblings and against q without
 their tokens. Children drawn with replacement make it multi-round rejection (SpecInfer); a placed
 child is judged with a one-hot q.
+
+This is the formula, and what tests hold others to. What runs in a step, where a backend has it, is
+the same test in `ops/cpu/chain.py` and `tree.py`, or `ops/triton/chain.py` and `tree.py`, found by
+`kernel_dispatch.run_kernel`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from outrider import ops
-from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain, tree_walk
 from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.sibling_draws import SiblingLevel, pick
@@ -37,9 +41,7 @@ class Rejection:
 
     name: ClassVar[str] = "rejection"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, DrawKind, Draws, Laws, Outcome, Scores, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Laws, Outcome, Scores, Verdict
 from outrider.verifiers import chain
 
 
@@ -31,9 +31,7 @@ class Sigmoid:
     scale: float = 1e4
     name: ClassVar[str] = "sigmoid"
     exact: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

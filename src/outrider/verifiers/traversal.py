@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outrider import noise, ops
 from outrider.ops.reference.laws import EMPTY
-from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Tree, Verdict
+from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Tree, Verdict
 from outrider.verifiers import chain
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.sibling_draws import SiblingDraws, inner, pick, rows
@@ -91,9 +91,7 @@ class Traversal:
 
     name: ClassVar[str] = "traversal"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
-        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
-    )
+    kinds: ClassVar[frozenset[DrawKind]] = UNCOUPLED
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

@@ -22,6 +22,7 @@ SUPPORTED = frozenset(
         "canary",
         "cohere_asr",
         "encoder-decoder",
+        "florence2",
         "led",
         "longt5",
         "m2m_100",
@@ -34,6 +35,7 @@ SUPPORTED = frozenset(
         "mvp",
         "pegasus",
         "pegasus_x",
+        "pix2struct",
         "plbart",
         "seamless_m4t",
         "seamless_m4t_v2",
@@ -63,6 +65,7 @@ EXCEPTIONS: Mapping[str, "type[Seq2SeqRunner]"] = lazy.Registry(
         "cohere_asr": "outrider.models.seq2seq.families:MaskedStatesRunner",
         "moonshine": "outrider.models.seq2seq.families:MaskedStatesRunner",
         "moonshine_streaming": "outrider.models.seq2seq.families:MoonshineStreamingRunner",
+        "florence2": "outrider.models.seq2seq.families:Florence2Runner",
         "marian-ssru": "outrider.models.seq2seq.marian_ssru:MarianSsruRunner",
         "roberta": "outrider.models.seq2seq.families:RobertaRunner",
         "seamless_m4t": "outrider.models.seq2seq.families:SeamlessRunner",
@@ -85,7 +88,8 @@ def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
 
     if not read(model.config, "is_encoder_decoder", bool):
         return StatesRunner
-    return EXCEPTIONS.get(decoder_of(model.config).model_type, Seq2SeqRunner)
+    whole = EXCEPTIONS.get(model.config.model_type)
+    return whole or EXCEPTIONS.get(decoder_of(model.config).model_type, Seq2SeqRunner)
 
 
 __all__ = [

@@ -13,8 +13,8 @@ from transformers.utils import ModelOutput
 
 from outrider.models.config import encoder_of
 from outrider.models.hf import Mask
-from outrider.models.model_lock import alone
-from outrider.models.seq2seq.input_modality import TextInput, by_length
+from outrider.models.model_lock import alone, evaluating
+from outrider.models.seq2seq.input_modality import TextAndPixelInput, TextInput, by_length
 from outrider.models.seq2seq.reader import EncoderReader
 from outrider.models.seq2seq.runner import Seq2SeqRunner
 from outrider.types import Encoded, Inputs, RowStore
@@ -96,6 +96,31 @@ class MaskedStatesRunner(Seq2SeqRunner):
         """The encoder's own output object."""
         outputs = MoonshineEncoderModelOutput(last_hidden_state=states, attention_mask=seen)
         return {"encoder_outputs": outputs}
+
+
+class _ImageTextReader(EncoderReader):
+    def __init__(
+        self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
+    ) -> None:
+        super().__init__(model, keeper, wide)
+        config = model.config
+        image = config.vision_config
+        self.kind = TextAndPixelInput(encoder_of(config), image, config.image_token_id)
+
+    def states(self, inputs: Inputs) -> Tensor:
+        """What the model makes of text and image, by a call that decodes one token of no account"""
+        asked = self.asked(inputs)
+        first = asked["input_ids"].new_zeros(len(inputs.mask_BS), 1)
+        with evaluating(self.model, self._parts):
+            output = self.model(**asked, decoder_input_ids=first, use_cache=False)
+        states: Tensor = output.encoder_last_hidden_state
+        return states
+
+
+class Florence2Runner(Seq2SeqRunner):
+    """Florence-2: BART's encoder reads a task with an image's states in it."""
+
+    encoder = _ImageTextReader
 
 
 class _WindowedReader(EncoderReader):

@@ -1,5 +1,6 @@
 """Kinds of sources that encoders read: what is one, how transformers is asked, made-up ones."""
 
+import math
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
@@ -192,9 +193,86 @@ class PixelInput:
         return Inputs(None, _noise(rows, *self.shape), there([1] * rows)), [24] * rows
 
 
+class FlatPatchInput:
+    """Patches [B, P, 2 + C h w] of images of any size, each behind its row and column: Pix2Struct.
+
+    Images of as many patches are read together, so that none is padded.
+    """
+
+    name = "flattened_patches"
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.wide: int = config.patch_embed_hidden_size + 2
+        self.most: int = config.seq_len  #: rows, and columns
+
+    def examine(self, inputs: Inputs) -> None:
+        """At least one patch of the right width."""
+        shape = f"patches [B, P, {self.wide}]"
+        if inputs.features is None:
+            _refuse(shape, "source text", "give what the image processor makes")
+        given = list(inputs.features.shape)
+        if given[2:] != [self.wide] or not inputs.mask_BS.any(1).all():
+            _refuse(shape, f"features {given}", "take them with this model's own processor")
+
+    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
+        """Images of as many patches."""
+        return by_length(inputs)
+
+    def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The patches, all of which are there."""
+        assert inputs.features is not None
+        count = int(inputs.mask_BS[0].sum())
+        return {self.name: inputs.features[:, :count].to(dtype)}
+
+    def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
+        """Noise in two rows of patches."""
+        lengths = [6 + 2 * (row % 3) for row in range(rows)]
+        patches = _noise(rows, max(lengths), self.wide)
+        at = torch.arange(max(lengths)) % self.most
+        patches[..., 0], patches[..., 1] = at % 2, at // 2
+        return Inputs(None, patches, there(lengths)), lengths
+
+
+class TextAndPixelInput(TextInput):
+    """Token ids with an image's places among them, and its pixels [B, C, H, W]: Florence-2."""
+
+    def __init__(self, config: PretrainedConfig, image: PretrainedConfig, token: int) -> None:
+        """`image` is the part of a configuration that reads images, `token` their placeholder."""
+        super().__init__(config)
+        self.token = token
+        self.channels = read(image, "in_channels", int) or 3
+        self._side = 2 * math.prod(image.patch_stride)  # of made-up images: two by two states
+
+    def examine(self, inputs: Inputs) -> None:
+        """Both, with a place for the image in every row."""
+        super().examine(inputs)
+        assert inputs.ids_BS is not None
+        places = (inputs.ids_BS == self.token).any(1)
+        if inputs.features is None or inputs.features.dim() != 4 or not bool(places.all()):
+            given = "no pixels" if inputs.features is None else "a text without a place for them"
+            _refuse("an image and a text", given, "give what the model's own processor makes")
+
+    def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Ids, mask and pixels."""
+        assert inputs.features is not None
+        return super().asked(inputs, dtype) | {"pixel_values": inputs.features.to(dtype)}
+
+    def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
+        """Noise ahead of ids; an image's states and their mean."""
+        made, lengths = super().made_up(rows)
+        assert made.ids_BS is not None
+        places = torch.full((rows, 5), self.token)
+        ids = torch.cat([places, made.ids_BS.masked_fill(made.ids_BS == self.token, 3)], 1)
+        lengths = [length + 5 for length in lengths]
+        pixels = _noise(rows, self.channels, self._side, self._side)
+        return Inputs(ids, pixels, there(lengths)), lengths
+
+
 def modality_of(model: PreTrainedModel) -> InputModality:
     """What the encoder of this model reads."""
     config, name = encoder_of(model.config), model.main_input_name
+    if name == FlatPatchInput.name:
+        return FlatPatchInput(config)
     if name == "pixel_values":
         return PixelInput(config)
     if name == "input_values":
