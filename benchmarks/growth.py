@@ -3,13 +3,13 @@
     python benchmarks/growth.py MODEL [--lengths 1024 32768] [--rows 1 4 16]
 
 Prompts are not read: the entries of the first 64 tokens stand in every slot behind them, which
-costs a step what a read prompt would. Their tokens are drawn at random and the head has never been
-trained, so that drafts are of no use: what is asked is what drafting costs where it cannot pay.
-Planners decide as they do in runs. Arms take turns, blocks of steps of the same rows; told is the
-median block of each: thread CPU milliseconds of a step inside the target and outside of it, and
-milliseconds a token beside plain decoding's. The bytes that a plain step reads are the weights and
-the keys and values of all rows; a term that grows faster than they do from one length to the next
-is marked. Writes growth.json and growth.svg to DIR.
+costs a step what a read prompt would. Their tokens are drawn at random, as are those that are
+written (T = 1), and the head has never been trained, so that drafts are of little use: what is
+asked is what drafting costs where it cannot pay. Planners decide as they do in runs. Arms take
+turns, blocks of steps of the same rows; told is the median block of each: thread CPU milliseconds
+of a step inside the target and outside of it, and speed beside plain decoding's. The bytes that a
+plain step reads are the weights and the keys and values of all rows; a term that grows faster than
+they do from one length to the next is marked. Writes growth.json and growth.svg to DIR (--out).
 """
 
 import argparse
@@ -38,6 +38,7 @@ from outrider.models.heads import Eagle3, Eagle3Config, save
 from outrider.models.heads.autoregressive_head import HeadCache
 
 READ = 64  #: tokens of a prompt that are read
+MOST = 20  #: tokens of a step
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]
 PLAIN, COPIES, RECALL, HEAD = "plain", "copies", "recall", "head"
 MARGIN = 1.1  #: of the bytes' growth: above it a term is marked
@@ -46,12 +47,11 @@ LEAST = 0.97  #: of plain decoding's speed
 
 def filled(model: Any, cache: Any, tokens_BL: torch.Tensor, count: int, **how: Any) -> list[Any]:
     """In place of `prefill.ingest`: the first tokens and the last are read, and stand for all."""
-    if count <= READ + 1:
+    if count <= READ + 1 or isinstance(cache, HeadCache):  # a head of one layer reads fast
         return INGEST(model, cache, tokens_BL, count, **how)
     states = INGEST(model, cache, tokens_BL, READ, **how)
     INGEST(model, cache, tokens_BL, count, **how | {"start": count - 1})
-    caches = (cache.entries, cache.own) if isinstance(cache, HeadCache) else (cache,)
-    for stack in (stack for each in caches for stack in each.stacks):
+    for stack in cache.stacks:
         first = stack[:, :, :, :READ]
         for at in range(READ, count, READ):
             stack[:, :, :, at : min(at + READ, count)] = first[:, :, :, : min(READ, count - at)]
@@ -105,19 +105,21 @@ def engines(model: str, arms: list[str], folder: str, dtype: str) -> dict[str, E
     return found
 
 
-def begun(engine: Engine, rows: int, length: int, steps: int) -> EngineRun:
+def begun(
+    engine: Engine, rows: int, length: int, steps: int, temperature: float = 1.0
+) -> EngineRun:
     """A run whose rows all have so many tokens, behind its first steps."""
     draws = random.Random(length)
     vocab = engine.target.vocab_size
     requests = [
         Request(
             [draws.randrange(vocab) for _ in range(length)],
-            SamplingParams(0, seed=row),
-            StopConditions(8 * steps, ()),
+            SamplingParams(temperature, seed=row),
+            StopConditions(MOST * steps, ()),
         )
         for row in range(rows)
     ]
-    room = length + 8 * steps + engine.drafter.shapes[0].max_nodes
+    room = length + MOST * steps + engine.drafter.shapes[0].max_nodes
     run = EngineRun(engine, rows, min(room, engine.target.context))
     run.submit_all(requests)
     with (
@@ -153,11 +155,12 @@ def block(run: EngineRun, steps: int, model: Any) -> dict[str, float]:
 
 
 def measured(
-    every: dict[str, Engine], rows: int, length: int, steps: int, blocks: int
+    every: dict[str, Engine], rows: int, length: int, asked: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Medians of each arm's blocks; arms take turns."""
-    most = steps * (blocks + 1)
-    runs = {name: begun(engine, rows, length, most) for name, engine in every.items()}
+    steps, blocks = asked.steps, asked.blocks
+    how = rows, length, steps * (blocks + 1), asked.temperature
+    runs = {name: begun(engine, *how) for name, engine in every.items()}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
     for number in range(blocks + 1):
         for name, run in runs.items():
@@ -256,8 +259,9 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--arms", nargs="+", default=[COPIES, RECALL, HEAD])
+    parser.add_argument("-t", "--temperature", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=8, help="of a block")
-    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--slots", type=int, default=1 << 17, help="most of all rows together")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path, default=Path("growth"))
@@ -270,11 +274,15 @@ def main() -> None:
     table = []
     with tempfile.TemporaryDirectory() as folder:
         every = engines(asked.model, asked.arms, folder, asked.dtype)
+        written = MOST * asked.steps * (asked.blocks + 1)
+        nodes = max(engine.drafter.shapes[0].max_nodes for engine in every.values())
+        most = every[PLAIN].target.context - written - nodes
+        lengths = sorted({min(length, most) for length in asked.lengths})
         for rows in asked.rows:
-            for length in asked.lengths:
+            for length in lengths:
                 if rows * length > asked.slots:
                     continue
-                arms = measured(every, rows, length, asked.steps, asked.blocks)
+                arms = measured(every, rows, length, asked)
                 read = bytes_read(every[PLAIN], weights, rows, length)
                 table.append({"rows": rows, "length": length, "bytes": read, "arms": arms})
                 for name, told in arms.items():

@@ -58,26 +58,29 @@ class AcceptanceStats:
     (0.67, 0.5)
     """
 
-    __slots__ = ("_kept", "_seen", "forget")
+    __slots__ = ("_kept", "_seen", "chances", "forget")
 
     def __init__(
         self, prior: Sequence[float], strength: float = STRENGTH, forget: float = FORGET
     ) -> None:
         self._kept = [chance * strength for chance in prior]
         self._seen = [strength] * len(prior)
+        self.chances = list(prior)  #: by bucket
         self.forget = forget
 
     def chance(self, at: int) -> float:
         """The chance in this bucket."""
-        return self._kept[at] / self._seen[at]
+        return self.chances[at]
 
     def saw(self, at: int, kept: float) -> None:
         """A token of this bucket was judged, or something of this worth was seen."""
-        self._kept[at] = self._kept[at] * self.forget + kept
-        self._seen[at] = self._seen[at] * self.forget + 1
+        kept = self._kept[at] = self._kept[at] * self.forget + kept
+        seen = self._seen[at] = self._seen[at] * self.forget + 1
+        self.chances[at] = kept / seen
 
     def copy(self) -> "AcceptanceStats":
         """The same, to be continued apart."""
         other = AcceptanceStats((), 0, self.forget)
         other._kept, other._seen = self._kept.copy(), self._seen.copy()
+        other.chances = self.chances.copy()
         return other

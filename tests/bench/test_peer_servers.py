@@ -45,15 +45,22 @@ def test_the_table_is_of_sums_over_rounds_and_the_best_other():
     found = servers.ServersFigures(
         {
             1: {text.PLAIN: [row(1.0), row(1.0)], "llama.cpp": [row(2.0, "x"), row(4.0, "x")]},
-            8: {text.PLAIN: [row(0.5), row(0.5)], "llama.cpp": [row(1.0), row(2.0)]},
+            8: {
+                text.PLAIN: [row(0.5), row(0.5)],
+                "llama.cpp": [row(1.0), row(2.0)],
+                "llama.cpp NGRAM_SIMPLE": [row(8.0), row(8.0)],
+                "vLLM bf16": [row(1.0), row(1.0)],
+            },
         }
     )
-    _, other, many, _ = servers.table(found)
+    _, other, many, *_ = servers.table(found)
     assert other["ms a token, CPU"] == 30
     assert many["tokens a second, wall"] == 50
     assert many["answer, s (median)"] == 1.5
-    assert many["times the best other's, CPU"] == "3.00 [2.00, 4.00]"
-    assert other["texts as our plain's, 1 clients"] == "1 of 2"
+    assert many["times llama.cpp's best"] == "3.00 [2.00, 4.00]"
+    assert many["times vLLM's best"] == "2.00 [2.00, 2.00]"
+    assert "times vLLM's best" not in other
+    assert other["texts as our plain's of few clients"] == "1 of 2"
 
 
 class FakeServer(BaseHTTPRequestHandler):

@@ -96,6 +96,20 @@ def test_plain_steps_and_short_prompts_are_caught_up_with():
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
 
 
+@torch.inference_mode()
+def test_a_prompt_of_more_tokens_than_there_are_slots_at_first(monkeypatch):
+    """It is read in pieces, and what the head is told stands where it has written nothing yet."""
+    monkeypatch.setattr("outrider.models.cache.FIRST", 16)
+    monkeypatch.setattr("outrider.models.prefill.CHUNK", 64)
+    target, model = pair()[0], driven()
+    drafter, text = DraftModel(model, (1, 1)), [7 * at % 29 for at in range(200)]
+    request = Request(text, SamplingParams(1.0, seed=0), StopConditions(16))
+    batch = begin(target, drafter, [request], 256)
+    law = step.propose(drafter, batch).laws.logits_BRV[0, 0]
+    expected = Reference(model.runner.head, hidden_of(text)).logits(text)
+    assert torch.allclose(law[IDS], expected, atol=1e-4)
+
+
 def test_every_drafter_tells_it_what_it_reads():
     model = driven()
     for drafter in (DraftModel(model), Beam(model), DynamicTree(model)):

@@ -19,8 +19,9 @@ be tried to be learnt. All of it belongs to the row (docs/rules.md: rows may sha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import heappop, heappush
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 
@@ -76,12 +77,9 @@ COPIED, RECYCLED = _copied_prior(), _recycled_prior()
 KEEP = 0.998  #: what a look counts for beside the next one: recycled tokens are looked at often
 
 
-class Guess(NamedTuple):
-    """A child that a node may have."""
-
-    chance: float
-    token: int
-    copies: bool
+#: A child that a node may have: its chance, its token, and whether it is copied.
+Guess: TypeAlias = tuple[float, int, bool]
+_RECYCLED = (False,) * WIDTH
 
 
 class RecallRow:
@@ -129,17 +127,21 @@ class RecallRow:
 
         copy, match  what a copy goes on with there, and how long its match is
         """
-        row, chance = self.after.row(before, token), self.recycled.chance
+        row, chances = self.after.row(before, token), self.recycled.chances
         if copy is None:
             size = _ALONE
             if pending and not row:
                 row, size = self.instead, _INSTEAD
-            return [Guess(chance(size * WIDTH + k), x, False) for k, x in enumerate(row)]
+            first = size * WIDTH
+            return list(zip(chances[first : first + WIDTH], row, _RECYCLED, strict=False))
         size = bucket(match)
-        place = row.index(copy) if copy in row else WIDTH
         first = size * WIDTH
-        found = [Guess(chance(first + k), x, False) for k, x in enumerate(row) if k != place]
-        found.append(Guess(self.copied.chance(size * (WIDTH + 1) + place), copy, True))
+        found = list(zip(chances[first : first + WIDTH], row, _RECYCLED, strict=False))
+        place = WIDTH
+        if copy in row:
+            place = row.index(copy)
+            del found[place]
+        found.append((self.copied.chances[size * (WIDTH + 1) + place], copy, True))
         found.sort(reverse=True)
         return found
 
@@ -218,7 +220,7 @@ def grow(row: RecallRow, most: Most) -> tuple[HostTree, list[float]]:
         copy = None if copy is not None and copy < 0 else copy
         node.guesses.extend(row.guesses(node.before, node.token, copy, node.match, number == 0))
         if node.guesses:
-            heappush(waiting, (-node.survives * node.guesses[0].chance, number, 0))
+            heappush(waiting, (-node.survives * node.guesses[0][0], number, 0))
 
     expand(0)
     while waiting and len(nodes) <= most.nodes:
@@ -226,12 +228,12 @@ def grow(row: RecallRow, most: Most) -> tuple[HostTree, list[float]]:
         if -value < FLOOR:
             break
         node = nodes[number]
-        guess = node.guesses[rank]
+        _, token, copies = node.guesses[rank]
         if rank + 1 < len(node.guesses) and not most.chain:
-            more = -node.survives * node.guesses[rank + 1].chance
+            more = -node.survives * node.guesses[rank + 1][0]
             heappush(waiting, (more, number, rank + 1))
-        place, match = (node.place + 1, node.match + 1) if guess.copies else (-1, 0)
-        nodes.append(_Node(guess.token, node.token, place, match, -value, node.depth + 1, []))
+        place, match = (node.place + 1, node.match + 1) if copies else (-1, 0)
+        nodes.append(_Node(token, node.token, place, match, -value, node.depth + 1, []))
         parents.append(number)
         gains.append(gains[-1] - value)
         expand(len(nodes) - 1)
@@ -295,9 +297,7 @@ class Recall:
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
         """The best trees of some sizes."""
-        sizes = (self.total_tokens, *(size for size in SIZES if size < self.total_tokens))
-        deepest = self.depth or self.total_tokens
-        return tuple(DraftShape(size, size + 1, min(size, deepest), self.chain) for size in sizes)
+        return _shapes(self.total_tokens, self.depth or self.total_tokens, self.chain)
 
     def open(self, context: Context, capacity: int) -> RowMemories[RecallRow]:
         """Each row's text; nothing is known yet of what is likely in it."""
@@ -364,6 +364,12 @@ class Recall:
             last = path[len(tokens) - 2] if len(tokens) > 1 else 0
             refused = (at for at in range(last + 1, len(found)) if above[at] == last)
             row.instead = next((found[at] for at in refused), ())
+
+
+@lru_cache(maxsize=64)
+def _shapes(total: int, deepest: int, chain: bool) -> tuple[DraftShape, ...]:
+    sizes = (total, *(size for size in SIZES if size < total))
+    return tuple(DraftShape(size, size + 1, min(size, deepest), chain) for size in sizes)
 
 
 def _on_host(device: torch.device) -> None:

@@ -107,12 +107,13 @@ def write_states(
 def read_states(
     states: SlotCache, slots_BQ: Tensor, width: int, dtype: torch.dtype, kind: int = 0
 ) -> Tensor:
-    """The states [B, Q, width] of these slots; zeros while nothing was written."""
+    """The states [B, Q, width] of these slots; some other's, or zeros, where none was written."""
     rows, queries = slots_BQ.shape
     layer = states.layers[kind]
     if not layer.is_initialized:
         return torch.zeros(rows, queries, width, dtype=dtype, device=slots_BQ.device)
-    at = slots_BQ[:, None, :, None].expand(-1, 1, -1, width // 2)
+    there = slots_BQ.clamp(max=layer.keys.shape[2] - 1)  # slots are made as they are written
+    at = there[:, None, :, None].expand(-1, 1, -1, width // 2)
     halves = [plane[:rows].gather(2, at)[:, 0] for plane in (layer.keys, layer.values)]
     return torch.cat(halves, -1).to(dtype)
 

@@ -299,7 +299,7 @@ def _servers(
         gone[VLLM.name] = "it reads a model's folder; give --model FOLDER"
     title = f"{text.title_of(path)}, servers{', capped' if page.capped() else ''}"
     about = (
-        f"{len(tasks)} prompts of six kinds, {tokens} tokens each, {request.rounds} rounds, asked "
+        f"{len(tasks)} prompts of six kinds, {tokens} tokens each, rounds: {request.rounds}, asked "
         f"by OpenAI's client, cores {asked.cores} for servers (clients where they like). Greedy, "
         "prompts are read anew. Processor time is that of the server and its processes."
     )

@@ -170,15 +170,18 @@ def run(
 def table(found: ServersFigures) -> list[Row]:
     """A row for each number of clients and server.
 
-    Sums over rounds; brackets have the least and the most of single rounds. Times the best other's
-    are of processor time, where others are there.
+    Sums over rounds; brackets have the least and the most of single rounds. Processor time is
+    compared with the best way of each other server, and with our plain decoding.
     """
     rows: list[Row] = []
     first = found.rounds[min(found.rounds)].get(PLAIN, [])
     meant = first[0]["texts"] if first else []
     for clients, arms in found.rounds.items():
-        theirs = [name for name in arms if not name.startswith("outrider")]
-        best = min(theirs, key=lambda name: _each(arms[name]), default=None)
+        others = [
+            min(theirs, key=lambda name: _each(arms[name]))
+            for peer in (LLAMA.name, VLLM.name)
+            if (theirs := [name for name in arms if name.startswith(peer)])
+        ]
         for name, its in arms.items():
             waits = [wait for one in its for wait in one["waits"]]
             same = sum(a.strip() == b.strip() for a, b in zip(its[0]["texts"], meant, strict=True))
@@ -189,10 +192,10 @@ def table(found: ServersFigures) -> list[Row]:
                 "tokens a second, wall": 1e3 / _each(its, "wall"),
                 "answer, s (median)": statistics.median(waits),
             }
-            if best is not None:
-                row["times the best other's, CPU"] = _times(arms[best], its)
-            row["times our plain, CPU"] = _times(arms[PLAIN], its)
-            row[f"texts as our plain's, {min(found.rounds)} clients"] = f"{same} of {len(meant)}"
+            for best in others:
+                row[f"times {best.split(maxsplit=1)[0]}'s best"] = _times(arms[best], its)
+            row["times our plain"] = _times(arms[PLAIN], its)
+            row["texts as our plain's of few clients"] = f"{same} of {len(meant)}"
             rows.append(row)
     return rows
 
@@ -203,6 +206,7 @@ def _each(rows: Sequence[Row], name: str = "worked") -> float:
 
 
 def _times(others: Sequence[Row], mine: Sequence[Row]) -> str:
-    """How many times less processor time, and its least and most of single rounds."""
+    """How many times less processor time, and its least and most of single rounds, if several."""
     each = [_each([a]) / _each([b]) for a, b in zip(others, mine, strict=True)]
-    return f"{_each(others) / _each(mine):.2f} [{min(each):.2f}, {max(each):.2f}]"
+    around = f" [{min(each):.2f}, {max(each):.2f}]" if len(each) > 1 else ""
+    return f"{_each(others) / _each(mine):.2f}{around}"

@@ -1,0 +1,145 @@
+"""A Marian kind of encoder-decoder beside CTranslate2: ANNalog's molecules, greedy and five beams.
+
+    OUTRIDER_MODELS=models python benchmarks/beside_ctranslate2.py [--rounds 5] [--beams 5]
+
+The folder holds the wheel of ANNalog in `annalog`; `pip install ctranslate2`. The model is
+converted here. All in one process on one thread each, engines in turn, one molecule at a time:
+processor time of the whole process, the least of the rounds. "same" counts texts that are
+transformers' own. OUTRIDER_ISA and CT2_FORCE_CPU_ISA cap either side.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "real"))
+
+import annalog
+import ctranslate2
+import torch
+from ctranslate2.converters.transformers import BartLoader
+from test_annalog import MOLECULES
+
+import outrider
+from outrider import Beams, SamplingParams, Stop
+
+MOST = 98
+#: a source -> the best text's tokens, without their ends
+Arm = Callable[[list[int]], list[int]]
+
+
+def converted(model: Any, tokens: Sequence[str], folder: str) -> None:
+    """The model in CTranslate2's format; its decoder begins with a token, as Bart's does."""
+    model.config.normalize_before = model.config.normalize_embedding = False
+    spec = BartLoader().get_model_spec(model)
+    names = [*tokens, *(f"<unused {at}>" for at in range(len(tokens), model.config.vocab_size))]
+    spec.register_source_vocabulary(names)
+    spec.register_target_vocabulary(names)
+    spec.config.bos_token = spec.config.decoder_start_token = names[annalog.START]
+    spec.config.eos_token, spec.config.unk_token = names[annalog.END], names[0]
+    spec.config.add_source_bos = spec.config.add_source_eos = False
+    spec.validate()
+    spec.optimize(quantization=None)
+    spec.save(folder)
+
+
+def theirs(folder: str, tokens: Sequence[str], kind: str, beams: int) -> Arm:
+    """CTranslate2's translator."""
+    translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=1)
+    numbers = {token: number for number, token in enumerate(tokens)}
+
+    def run(source: list[int]) -> list[int]:
+        text = [[tokens[number] for number in source]]
+        done = translator.translate_batch(text, beam_size=beams, max_decoding_length=MOST)
+        return [numbers[token] for token in done[0].hypotheses[0]]
+
+    return run
+
+
+def ours(speculator: Any, beams: int) -> Arm:
+    """With nothing set, or plain decoding."""
+    more = {} if beams == 1 else {"beams": Beams(beams)}
+
+    def run(source: list[int]) -> list[int]:
+        made = speculator.generate([source], SamplingParams(0), Stop(MOST), **more)
+        return [t for t in made.completions[0].token_ids if t != annalog.END]
+
+    return run
+
+
+def transformers_own(model: Any, beams: int) -> Arm:
+    """transformers' `generate`."""
+
+    def run(source: list[int]) -> list[int]:
+        ids = model.generate(
+            torch.tensor([source]), max_new_tokens=MOST, do_sample=False, num_beams=beams
+        )[0, 1:].tolist()
+        return ids[: ids.index(annalog.END)] if annalog.END in ids else ids
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beams", type=int, default=5)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    wheel = annalog.wheel(os.environ["OUTRIDER_MODELS"])
+    if wheel is None:
+        sys.exit("no wheel of ANNalog in OUTRIDER_MODELS/annalog; pip download --no-deps annalog")
+    tokens, model = annalog.vocabulary(wheel), annalog.model(wheel)
+    model.generation_config.max_length = None
+    sources = [annalog.source(tokens, one) for one in MOLECULES]
+    loaded = {
+        kind: outrider.load(annalog.model(wheel), dtype=kind, threads=1)
+        for kind in ("float32", "int8")
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        converted(model, tokens, folder)
+        for beams in (1, asked.beams):
+            arms: dict[str, Arm] = {"transformers float32": transformers_own(model, beams)}
+            for kind, speculator in loaded.items():
+                arms[f"outrider {kind}"] = ours(speculator, beams)
+                if beams == 1:
+                    arms[f"outrider {kind}, plain"] = ours(speculator.plain(), beams)
+                name = f"CTranslate2 {kind}"
+                arms[name] = theirs(folder, tokens, kind, beams)
+            for line in compared(arms, sources, asked.rounds, beams):
+                print(line, flush=True)
+
+
+def compared(arms: dict[str, Arm], sources: list[list[int]], rounds: int, beams: int) -> list[str]:
+    """A line for each arm."""
+    least: dict[str, list[float]] = {name: [float("inf")] * len(sources) for name in arms}
+    texts: dict[str, list[list[int]]] = {name: [[]] * len(sources) for name in arms}
+    for turn in range(rounds + 1):
+        for number, source in enumerate(sources):
+            for name, arm in arms.items():
+                started = time.process_time()
+                texts[name][number] = arm(source)
+                took = time.process_time() - started
+                if turn:  # the first one warms up
+                    least[name][number] = min(least[name][number], took)
+    meant = texts["transformers float32"]
+    told = []
+    for name in arms:
+        took, count = sum(least[name]), sum(map(len, texts[name]))
+        same = sum(a == b for a, b in zip(texts[name], meant, strict=True))
+        line = f"{beams} beams, {name}: {1e3 * took / count:.3f} ms a token, same {same}"
+        kind = next(kind for kind in ("float32", "int8") if kind in name)
+        other = least[f"CTranslate2 {kind}"]
+        tokens = sum(map(len, texts[f"CTranslate2 {kind}"]))
+        speed = (sum(other) / tokens) / (took / count)
+        told.append(f"{line} of {len(sources)}, {speed:.2f} of CTranslate2's {kind} speed")
+    return told
+
+
+if __name__ == "__main__":
+    main()
