@@ -73,7 +73,7 @@ def test_beams_are_those_of_transformers(kind):
 
 
 SMALL = Power(
-    tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
+    tokens=5_000, samples=512, equality_tokens=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
 )
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23 + 3, 2, 6] for i in range(32)]
 HOT = SamplingParams(3.0)  # these models' laws are peaked: hotter, several tokens are likely

@@ -62,6 +62,7 @@ def texts(engine, prompts, prefixes, max_num_seqs=2, budget=9, **more):
     return found, [run.cached(number) for number in range(len(prompts))]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_go_on_from_checkpoints_and_texts_stay_what_they_are(kind):
     model = made(kind)
