@@ -124,9 +124,9 @@ def texts(args):
 def certify(args):
     """The verdict on vLLM's texts."""
     if args.rule:
-        from outrider.integrations.vllm import judge_by
+        from outrider.integrations.vllm import use_verifier
 
-        judge_by(args.rule)
+        use_verifier(args.rule)
     writer = Writer(args, args.method)  # first: what it loads must not see what we load
     from transformers import AutoModelForCausalLM
 
@@ -141,7 +141,7 @@ def certify(args):
     power = Power(
         tokens=args.tokens,
         samples=args.samples,
-        equality=args.tokens // 4,
+        equality_tokens=args.tokens // 4,
         effect=args.effect,
         new_tokens=args.new_tokens,
         rows=args.rows,

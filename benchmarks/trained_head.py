@@ -1,6 +1,6 @@
 """A trained head against recall on free text: questions and stories, at temperature 0 and 0.7.
 
-    python benchmarks/trained_head.py MODEL HEAD [--each 8] [--tokens 128] [--kinds question story]
+    python benchmarks/trained_head.py MODEL HEAD [--limit 8] [--tokens 128] [--kinds question story]
 
 HEAD is a folder that `outrider train-draft` made, or a shipped draft's name. All arms share one
 target; they take turns prompt by prompt on one thread, and the clock is that thread's CPU time. The
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("head")
-    parser.add_argument("--each", type=int, default=8, help="prompts of each kind")
+    parser.add_argument("--limit", type=int, default=8, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--kinds", nargs="+", default=["question", "story"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
@@ -59,7 +59,7 @@ def main() -> None:
     asked = parser.parse_args()
     base = outrider.load(asked.model, asked.head, drafter="draft_model", threads=1)
     jobs = [
-        job for job in lookups.jobs_of(base.tokenizer, asked.each, 1) if job.kind in asked.kinds
+        job for job in lookups.jobs_of(base.tokenizer, asked.limit, 1) if job.kind in asked.kinds
     ]
     for temperature in asked.temperatures:
         arms = {

@@ -43,12 +43,9 @@ def pytest_collection_modifyitems(items):
         if mark is not None:
             rest = [item for place, item in enumerate(same) if place % mark.args[0]]
         else:
-            rest = left_out(same) if len(same) > FEW and len(values(same[0])) > 1 else []
+            rest = left_out(same) if len(values(same[0])) > 1 else []
         for item in rest:
             item.add_marker("exhaustive")
-
-
-FEW = 4  #: cases of a product that is run whole
 
 
 def values(item):

@@ -301,6 +301,8 @@ def _speculator(
         media = MediaProcessor(resolved.processor, reader.placeholders, first.trust)
     elif opening is not None and model.main_input_name in _IMAGES:
         media = MediaProcessor(resolved.processor, frozenset(), first.trust, pixels_alone=True)
+    elif opening is not None and model.main_input_name in _SOUND and hearing is None:
+        media = MediaProcessor(resolved.processor, frozenset(), first.trust, recordings_alone=True)
     elif opening is not None and (stands := placeholders(model.config)):
         media = MediaProcessor(resolved.processor, stands, first.trust)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults, media)
@@ -308,6 +310,8 @@ def _speculator(
 
 #: Names of what encoders of one image read.
 _IMAGES = ("pixel_values", "flattened_patches")
+#: The same of encoders of sound, Whisper's aside.
+_SOUND = ("input_values", "input_features")
 #: What a draft model attends to, by what it reads.
 _WHOSE = {"states": "the target's", "source": "its own"}
 

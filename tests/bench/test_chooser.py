@@ -39,7 +39,7 @@ def test_the_command_tries_drafters_on_a_file(tmp_path):
     path = tmp_path / "mine.jsonl"
     lines = [{"prompt": "def add(a, b):\n", "category": c} for c in ("one", "two", "one")]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["plan", "target", "--prompts", str(path), "--each", "1", "-n", "8", "--json"]
+    words = ["plan", "target", "--prompts", str(path), "--limit", "1", "-n", "8", "--json"]
     words[1] = str(chooser_target())
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0

@@ -57,7 +57,7 @@ def test_ngram_drafts_are_exact():
     target, _ = pair()
     rng = np.random.default_rng(0)
     table = count(rng.integers(0, VOCAB, 4000), VOCAB, 2)
-    power = Power(tokens=4000, samples=256, equality=64, new_tokens=32, rows=64, effect=0.1)
+    power = Power(tokens=4000, samples=256, equality_tokens=64, new_tokens=32, rows=64, effect=0.1)
     prompts = [[3, 1, 4, 1 + i % 9, 5, i % 20] for i in range(16)]
     for rule, sampling in (
         ("block", SamplingParams(1.0)),

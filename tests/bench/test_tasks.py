@@ -111,7 +111,7 @@ def test_code_that_does_no_harm_runs():
 
 
 def written(out, *more):
-    words = ["--model", "shipped", "--no-pictures", "--each", "1", "-n", "6", "-t", "0"]
+    words = ["--model", "shipped", "--no-pictures", "--limit", "1", "-n", "6", "-t", "0"]
     words += ["--drafters", "default,suffix", *more]
     done = CliRunner().invoke(app, ["tasks", *words, "--out", str(out)])
     assert done.exit_code == 0, done.exception

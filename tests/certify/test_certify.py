@@ -28,7 +28,7 @@ from outrider_lab.certify.run import shared_noise
 from tiny import DRAFTERS, decode, pair
 
 SMALL = Power(
-    tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
+    tokens=5_000, samples=512, equality_tokens=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
 )
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(32)]
 
@@ -76,7 +76,7 @@ SHAPED = {
     "ban": SamplingParams(1.0, top_k=9, no_repeat_ngram_size=2, min_new_tokens=9),
     "processor": SamplingParams(1.0, top_p=0.9, processors=(evens_up,)),
 }
-FEW = Power(tokens=1536, samples=256, equality=96, new_tokens=16, rows=96, effect=0.1)
+FEW = Power(tokens=1536, samples=256, equality_tokens=96, new_tokens=16, rows=96, effect=0.1)
 
 
 @pytest.mark.parametrize("name", SHAPED)
@@ -160,14 +160,14 @@ def test_the_same_configuration_without_the_mistake_passes(name):
 
 
 def test_too_little_power_is_not_a_pass():
-    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    few = Power(tokens=64, samples=32, equality_tokens=32, new_tokens=16, rows=8)
     report = certify(chain("block"), PROMPTS, SamplingParams(1.0), few)
     assert report.verdict == "not judged"
     assert report.exit_code == 3
 
 
 def test_report_is_json():
-    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    few = Power(tokens=64, samples=32, equality_tokens=32, new_tokens=16, rows=8)
     report = certify(chain("block"), PROMPTS, SamplingParams(1.0), few)
     read = json.loads(json.dumps(report.as_dict()))
     assert read["verdict"] == "not judged"
@@ -175,7 +175,7 @@ def test_report_is_json():
 
 
 def test_texts_do_not_depend_on_how_often_they_are_certified():
-    few = Power(tokens=256, samples=64, equality=32, new_tokens=16, rows=8)
+    few = Power(tokens=256, samples=64, equality_tokens=32, new_tokens=16, rows=8)
     first, again = (certify(chain("block"), PROMPTS, SamplingParams(1.0), few) for _ in range(2))
     assert [t.statistic for t in first.tests] == [t.statistic for t in again.tests]
 
@@ -260,7 +260,7 @@ def test_foreign_generator_passes_and_a_warm_one_fails():
 
 def test_matrix_resumes(tmp_path):
     target, draft = pair(0.5)
-    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    few = Power(tokens=64, samples=32, equality_tokens=32, new_tokens=16, rows=8)
     todo = matrix.pairs(matrix.drafters(draft))
     path = tmp_path / "results.jsonl"
     first = list(matrix.run(target, todo[:2], PROMPTS, SamplingParams(1.0), few, path))
@@ -276,13 +276,13 @@ def matrix_drafters():
 
 def test_guesses_of_lookahead_are_judged_by_what_has_variance():
     """Those of a row that has just begun are none that the target would say: nothing to test."""
-    few = Power(tokens=512, samples=32, equality=32, new_tokens=16, rows=32, effect=0.2)
+    few = Power(tokens=512, samples=32, equality_tokens=32, new_tokens=16, rows=32, effect=0.2)
     report = certify(Engine(pair(0.5)[0], Lookahead()), PROMPTS, SamplingParams(1.0), few)
     assert report.verdict == "exact", report.as_dict()
 
 
 def test_layers_of_the_target_are_judged_though_they_have_no_cache(tmp_path):
-    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    few = Power(tokens=64, samples=32, equality_tokens=32, new_tokens=16, rows=8)
     made = {name: one for name, one in matrix_drafters().items() if name.startswith("layer_skip")}
     found = matrix.run(
         pair(0.5)[0],
@@ -304,7 +304,9 @@ def test_the_matrix_holds_every_legal_pair_of_the_registries():
     assert len(keys) == len(todo)
     for label, drafter in made.items():
         for rule in verifiers.VERIFIERS.values():
-            legal = rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain)
+            legal = rule.exact and verifiers.supports(
+                rule, drafter.kinds, drafter.shapes[0].is_chain
+            )
             if drafter.kinds:  # without a draft all rules are one, and two of them are tried
                 assert (f"{label} / {rule.name}" in keys) == legal
     assert {item.rule.name for item in todo} == {r.name for r in EXACT}
@@ -349,6 +351,6 @@ def test_without_a_draft_model_the_matrix_names_what_it_leaves_out():
 def test_every_drafter_has_a_form_for_the_coupled_certificate(name):
     _, small = pair()
     drafter = shared_noise(DRAFTERS[name](small))
-    assert verifiers.judges(verifiers.get("match"), drafter.kinds, drafter.shapes[0].is_chain)
+    assert verifiers.supports(verifiers.get("match"), drafter.kinds, drafter.shapes[0].is_chain)
     if name in ("chain", "tree", "dynamic tree"):
         assert DrawKind.COUPLED in drafter.kinds

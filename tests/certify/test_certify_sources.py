@@ -16,7 +16,7 @@ from outrider.models import adapt
 from outrider.types import Inputs
 from outrider_lab.certify import Power, certify, foreign, run
 
-FEW = Power(tokens=1536, samples=256, equality=96, new_tokens=16, rows=96, effect=0.1)
+FEW = Power(tokens=1536, samples=256, equality_tokens=96, new_tokens=16, rows=96, effect=0.1)
 VOCAB, START = 97, 1
 PROMPTS = [[START]] * 8
 

@@ -17,7 +17,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23 + 2, 2, 6] for i in range(24)]
 
 
 def power(tokens):
-    return Power(tokens=tokens, samples=200, equality=64, new_tokens=12, rows=24, effect=0.2)
+    return Power(tokens=tokens, samples=200, equality_tokens=64, new_tokens=12, rows=24, effect=0.2)
 
 
 def generator(target, assistant, new_tokens=12, **how):

@@ -11,7 +11,7 @@ from outrider.drafters import StringMatch, Translated
 from outrider_lab.certify import Power, certify
 from tiny import pair
 
-POWER = Power(tokens=4096, samples=384, equality=96, new_tokens=16, rows=96, effect=0.06)
+POWER = Power(tokens=4096, samples=384, equality_tokens=96, new_tokens=16, rows=96, effect=0.06)
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(32)]
 
 

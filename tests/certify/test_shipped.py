@@ -11,7 +11,7 @@ from outrider_lab.certify import Power, certify
 from outrider_lab.commands.certify import certify_prompts
 
 pytestmark = pytest.mark.slow
-POWER = Power(tokens=4_096, samples=512, equality=256, effect=0.05)
+POWER = Power(tokens=4_096, samples=512, equality_tokens=256, effect=0.05)
 MORE = {"shared_noise": 8_192}  #: the faintest: 4,096 tokens find it, barely
 #: One mistake of each configuration: without the mistake the others of it are the same engine.
 SOUND = list({(b.counts, b.mended): name for name, b in bugs.BUGS.items()}.values())

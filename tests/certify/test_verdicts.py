@@ -33,7 +33,7 @@ def exact_pairs():
     for name, make in DRAFTERS.items():
         drafter = make(small)
         for rule in verifiers.VERIFIERS.values():
-            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
+            if rule.exact and verifiers.supports(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 kind = rule.name, drafter.kinds, drafter.shapes[0].is_chain
                 dear = rule.name == DEAR and name != "prompt_lookup"
                 marks = [pytest.mark.slow] if dear or kind in met else []

@@ -21,7 +21,7 @@ def legal():
     for name, make in DRAFTERS.items():
         drafter = make(small)
         for rule in verifiers.VERIFIERS.values():
-            if verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
+            if verifiers.supports(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}")
 
 
@@ -47,7 +47,7 @@ def illegal():
     for name, make in DRAFTERS.items():
         drafter = make(small)
         for rule in verifiers.VERIFIERS.values():
-            if not verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
+            if not verifiers.supports(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}")
 
 
@@ -75,7 +75,7 @@ def test_illegal_pairs_are_refused_and_the_legal_rules_named(name, rule):
     able = [
         name if other.exact else f"{name} (lossy)"
         for name, other in verifiers.VERIFIERS.items()
-        if verifiers.judges(other, drafter.kinds, drafter.shapes[0].is_chain)
+        if verifiers.supports(other, drafter.kinds, drafter.shapes[0].is_chain)
     ]
     with pytest.raises(ConfigurationError) as caught:
         Engine(target, drafter, rule)

@@ -62,7 +62,7 @@ def same(family, make, small=None):
     drafter = make(small or own)
     chain = all(shape.is_chain for shape in drafter.shapes)
     rules = [(GREEDY, None)]
-    if verifiers.judges(MATCH, drafter.kinds, chain):
+    if verifiers.supports(MATCH, drafter.kinds, chain):
         rules.append((SAMPLED, MATCH))
     for settings, rule in rules:
         expected, engine = plain(family, rule is MATCH), Engine(target, drafter, rule)

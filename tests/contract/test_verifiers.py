@@ -46,7 +46,7 @@ def forest(scheme: str, vocab: int = 3, case: str = "random") -> e.Forest:
 
 
 def legal(rule, trees: e.Forest) -> bool:
-    return verifiers.judges(rule, trees.kinds, trees.tree.is_chain)
+    return verifiers.supports(rule, trees.kinds, trees.tree.is_chain)
 
 
 PAIRS = [
@@ -310,7 +310,7 @@ def test_greedy_rows_beside_sampled_rows(rule, scheme):
                 kind_BNK=torch.where(hot[:, None, None], int(F), draft.kind_BNK),
                 kinds=draft.kinds | {F},
             )
-            if not verifiers.judges(rule, some.kinds, some.tree.is_chain):
+            if not verifiers.supports(rule, some.kinds, some.tree.is_chain):
                 continue
         draws = keys(rows)
         verdict = rule(some, scores._replace(laws=heat(scores.laws)), draws)

@@ -93,7 +93,7 @@ def test_the_most_probable_nodes_of_a_beam_are_kept(settings, coupled):
 RULES = [
     r
     for r in verifiers.VERIFIERS.values()
-    if verifiers.judges(r, frozenset({DrawKind.FIXED}), False)
+    if verifiers.supports(r, frozenset({DrawKind.FIXED}), False)
 ]
 
 

@@ -109,6 +109,7 @@ def law():
     return text_law(model(VOCAB), PROMPT, LENGTH)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("counts", [(1, 1), (2, 1)])
 def test_the_law_is_the_targets_and_a_lie_is_seen(counts):
     small = target(vocab=VOCAB)

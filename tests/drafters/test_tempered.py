@@ -57,7 +57,7 @@ class Hidden:
 @pytest.mark.parametrize("counts", [(1, 1), (2, 1)])
 def test_the_law_stays_the_targets(rule, counts):
     target, small = pair(0.4, SMALL)
-    if not verifiers.judges(verifiers.get(rule), DraftModel(small).kinds, counts == (1, 1)):
+    if not verifiers.supports(verifiers.get(rule), DraftModel(small).kinds, counts == (1, 1)):
         pytest.skip(f"{rule} judges chains alone")
     drafter = Tempered(DraftModel(small, counts), SHARP)
     engine = Engine(target, drafter, verifiers.get(rule))

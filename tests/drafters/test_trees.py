@@ -91,6 +91,7 @@ def test_siblings_of_the_root_are_drawn_without_replacement(name, backend):
     assert agrees(Counter(map(tuple, pairs)), law)
 
 
+@pytest.mark.one_in(2)
 @BACKENDS
 def test_paths_are_independent(backend):
     draft = many("paths", backend)
@@ -104,6 +105,7 @@ def test_paths_are_independent(backend):
     assert (twice >= 0).all()
 
 
+@pytest.mark.one_in(2)
 @BACKENDS
 def test_the_drawn_child_of_a_hub_comes_from_the_rest(backend):
     draft = many("hub", backend)
@@ -118,6 +120,7 @@ def test_the_drawn_child_of_a_hub_comes_from_the_rest(backend):
     assert (one > 0).all()
 
 
+@pytest.mark.one_in(2)
 @BACKENDS
 def test_beams_follow_the_enumeration(backend):
     """The tree of stochastic beam search has the law that Plackett-Luce orders give it."""

@@ -90,9 +90,13 @@ def test_a_model_that_ignores_the_trees_mask_is_refused():
 
 def test_models_on_different_devices():
     target = llama()
-    draft = perturbed(target, 0.1).to("meta")
-    with refused(outrider.ConfigurationError, "share a device", "draft model on meta and cpu"):
+    draft = perturbed(target, 0.1)
+    draft.hf_device_map = {"": 0}
+    with refused(outrider.ConfigurationError, "share a device", "draft model on cuda:0 and cpu"):
         pairs_of(target, draft)
+    nowhere = perturbed(target, 0.1).to("meta")
+    with refused(outrider.ConfigurationError, "on the meta device", "load it by its path"):
+        pairs_of(target, nowhere)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,12 @@ def ways(outrider):
 
         return call
 
-    few = ["--equality", 4, "--temperature", 0]  # whether a name arrives, not what is certified
+    few = [
+        "--equality-tokens",
+        4,
+        "--temperature",
+        0,
+    ]  # whether a name arrives, not what is certified
     return {
         "load": lambda **given: message(load, **(given | PLAIN)),
         "custom_generate": lambda **given: message(behind_generate, **given),
@@ -102,7 +107,7 @@ def test_a_drafter_of_the_documentation_runs_in_the_commands(echo, outrider, tmp
     assert (document["drafter"], document["exact"]) == ("echo", True)
     _, plain, _ = outrider("generate", PROMPT, "-n", 8, "--drafter", "root", "--json", *FAST)
     assert json.loads(plain)["token_ids"] == document["token_ids"]
-    few = ["--tokens", 32, "--samples", 16, "--equality", 8, "--json"]
+    few = ["--tokens", 32, "--samples", 16, "--equality-tokens", 8, "--json"]
     code, out, _ = outrider("certify", "--drafter", "echo", *few, *FAST)
     assert code in (0, 3)  # exact, or too few tokens to say so
     report = json.loads(out)

@@ -5,7 +5,8 @@ import json
 import pytest
 from test_source_arguments import folder  # noqa: F401
 
-FEW = "--tokens 256 --samples 32 --equality 32 --effect 0.6 --rows 16 --threads 1 --json".split()
+FEW = "--tokens 256 --samples 32 --equality-tokens 32 --effect 0.6 --rows 16".split()
+FEW += ["--threads", "1", "--json"]
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["of a file", "made up"])
@@ -45,7 +46,7 @@ def test_sources_for_a_model_of_text_are_refused(outrider, tmp_path):
 
 
 def test_what_was_not_judged_is_not_marked_as_passed(outrider, folder):  # noqa: F811
-    few = "--tokens 10 --samples 8 --equality 8 --rows 2 --threads 1".split()
+    few = "--tokens 10 --samples 8 --equality-tokens 8 --rows 2 --threads 1".split()
     code, out, err = outrider("certify", "--model", folder, "--drafter", "root", *few)
     assert code == 3, err
     lines = [line for line in out.splitlines() if line[:6] in ("ok    ", "--    ")]

@@ -259,7 +259,7 @@ def test_greedy_and_coupled_texts_are_plain_decodings(name):
     drafter = DRAFTERS[name](small)
     for how in (SamplingParams(0), SamplingParams(1.0, seed=4)):
         rule = "match" if how.temperature else None
-        if rule and not verifiers.judges(verifiers.get(rule), drafter.kinds, False):
+        if rule and not verifiers.supports(verifiers.get(rule), drafter.kinds, False):
             continue
         engine = Engine(target, drafter, rule, Adaptive(), COSTS)
         texts, _ = decode(engine, PROMPTS, how, StopConditions(24))

@@ -74,7 +74,7 @@ def legal():
         for rule in verifiers.VERIFIERS.values():
             if name not in ONLY.get(rule.name, TREES):
                 continue
-            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
+            if rule.exact and verifiers.supports(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 marks = [pytest.mark.slow] if rule.name in met else []
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}", marks=marks)
                 met.add(rule.name)

@@ -25,7 +25,7 @@ from tiny import Mislabelled, llama, pair
 from tiny_heads import driven
 
 SIZE, PROMPT = 6, (1, 3, 2)
-FEW = Power(tokens=1536, samples=256, equality=96, new_tokens=16, rows=96, effect=0.1)
+FEW = Power(tokens=1536, samples=256, equality_tokens=96, new_tokens=16, rows=96, effect=0.1)
 
 
 @lru_cache

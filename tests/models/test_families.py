@@ -70,7 +70,7 @@ def test_the_probe_at_load_sees_a_wrong_window():
 
 
 REFUSED = {
-    "xlstm": (lambda: own("xlstm", embedding_dim=32, num_heads=2, num_blocks=2), "recurrent state"),
+    "xlstm": (lambda: own("xlstm", hidden_size=32, num_heads=2, num_blocks=2), "recurrent state"),
     "cpmant": (lambda: AutoConfig.for_model("cpmant"), "not causal"),
 }
 

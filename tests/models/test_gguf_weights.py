@@ -95,6 +95,7 @@ def test_texts_are_those_of_the_widened_model(files, name):
     assert told == text[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_the_law_is_the_targets(files, kind):
     """Every drafter reads the model as loaded; the black box is its own plain decoding."""
@@ -103,7 +104,13 @@ def test_the_law_is_the_targets(files, kind):
     )
     prompts = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(32)]
     power = Power(
-        tokens=4_000, samples=512, equality=128, new_tokens=24, rows=64, effect=0.05, level=1e-3
+        tokens=4_000,
+        samples=512,
+        equality_tokens=128,
+        new_tokens=24,
+        rows=64,
+        effect=0.05,
+        level=1e-3,
     )
     report = certify(made.engine, prompts, SamplingParams(1.0), power)
     assert not report.failed, report.as_dict()

@@ -183,6 +183,27 @@ def test_beams_are_those_of_transformers(kind):
         assert [[one.token_ids for one in row] for row in found.hypotheses] == right
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])
+def test_a_video_is_read_as_its_processor_made_it(kind):
+    """Two frames of four by four patches, merged by two and two; Qwen3-VL's frames stand apart."""
+    random, video = torch.Generator().manual_seed(1), tiny_media.VIDEO
+    first, last = tiny_media.FIRST, tiny_media.LAST
+    parts = [8] if kind == "qwen2_vl" else [4, 4]
+    ids = [7, 8, *(at for n in parts for at in (20, first, *[video] * n, last)), 9, 10]
+    kwargs = {
+        "pixel_values_videos": torch.randn(32, 96, generator=random),
+        "video_grid_thw": torch.tensor([[2, 4, 4]]),
+        "mm_token_type_ids": torch.tensor([[2 * int(token == video) for token in ids]]),
+    }
+    right = generated(model_of(kind), ids, kwargs)
+    inputs = MultiModalInputs(kwargs, placeholders(model_of(kind).config))
+    requests = [Request(ids, GREEDY, StopConditions(NEW), inputs=inputs), requests_of(kind)[0]]
+    known = [*right, *generated(model_of(kind), *prompts_of(kind)[0])]
+    assert texts(target_of(kind), recited(requests, known, 3), requests) == known
+    dark = kwargs | {"pixel_values_videos": -3 * kwargs["pixel_values_videos"]}
+    assert generated(model_of(kind), ids, dark) != right
+
+
 def test_a_draft_without_eyes():
     kind = "llava"
     draft = adapt(tiny_images.made(kind, seed=1))

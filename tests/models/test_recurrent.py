@@ -193,9 +193,10 @@ def test_seeded_texts_are_the_same_for_all_drafters_alone_and_in_company(kind):
         assert written(target, drafter, requests, rule=coupled)[0] == expected
 
 
+@pytest.mark.parametrize("kind", EVERY)
 @torch.inference_mode()
-def test_a_prompt_has_the_same_scores_however_it_is_cut():
-    _, target = driven(KINDS[0])
+def test_a_prompt_has_the_same_scores_however_it_is_cut(kind):
+    _, target = driven(kind)
     prompt, first = tokens(1, 150), torch.tensor([150])
     nodes = of_tree(tokens(1, TREE.nodes, seed=5), TREE, first, CAPACITY)
     found = []
@@ -205,7 +206,7 @@ def test_a_prompt_has_the_same_scores_however_it_is_cut():
             ingest(target, cache, prompt, stop, start=start, settled_B=first)
             start = stop
         found.append(target.forward(cache, nodes).logits_BQV)
-    assert max(gap(one, found[0]) for one in found) < 1e-5
+    assert max(gap(one, found[0]) for one in found) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -232,6 +233,30 @@ def test_rows_are_copied_moved_and_grown_with_their_states(kind):
     assert torch.equal(slab.recurrent.base_B[:2].flip(0), cache.recurrent.base_B)
     for layer, log in cache.recurrent.logs.items():
         assert torch.equal(slab.recurrent.logs[layer].state[:2].flip(0), log.state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("between", ["a call", "copies", "a longer ring"])
+@torch.inference_mode()
+def test_what_a_call_leaves_out_is_settled_by_what_comes_next(kind, between):
+    """Layers that a call does not run, as drafts of some layers leave them, are settled late."""
+    _, target = driven(kind)
+    length, prompts = torch.tensor([40, 33]), tokens(2, 40)
+    found = []
+    for left_out in (False, True):
+        cache = target.open(2, CAPACITY)
+        ingest(target, cache, prompts, 40, settled_B=length)
+        target.forward(cache, of_tree(tokens(2, 8, seed=2), chain(7), length, CAPACITY))
+        behind = length + torch.tensor([3, 6])
+        nodes = of_tree(tokens(2, TREE.nodes, seed=3), TREE, behind, CAPACITY)
+        if left_out:
+            cache.recurrent.begin(nodes)  # and no layer is run
+            if between == "copies":
+                cache = cache.take([0, 1])
+            if between == "a longer ring":
+                cache.recurrent._fit(cache.recurrent.max_rows, 4 * RING)
+        found.append(target.forward(cache, nodes).logits_BQV)
+    assert torch.equal(*found)
 
 
 @torch.inference_mode()

@@ -16,7 +16,16 @@ from outrider.models.prefix_cache import PrefixCache
 from outrider.models.recurrent.states import RecurrentStates
 from outrider_lab.certify import Power, certify, foreign
 
-KINDS = ["jamba", "lfm2", "qwen3_5_text", "rwkv"]
+KINDS = [  # one of each kind of mixer
+    "jamba",
+    "lfm2",
+    "qwen3_5_text",
+    "rwkv",
+    *[
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in ("falcon_h1", "kimi_linear", "minimax", "recurrent_gemma")
+    ],
+]
 BUDGET = 14
 
 
@@ -64,7 +73,7 @@ def test_beams_are_those_of_transformers(kind):
 
 
 SMALL = Power(
-    tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
+    tokens=5_000, samples=512, equality_tokens=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
 )
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23 + 3, 2, 6] for i in range(32)]
 HOT = SamplingParams(3.0)  # these models' laws are peaked: hotter, several tokens are likely

@@ -14,7 +14,15 @@ from outrider.models.prefill import ingest
 from outrider.models.prefix_cache import CHECKPOINTS, LINE, PrefixCache
 
 MEGABYTE = 1 << 20
-KINDS = ["falcon_h1", "lfm2", "qwen3_5_text"]
+KINDS = [  # one of each kind of mixer
+    "falcon_h1",
+    "lfm2",
+    "qwen3_5_text",
+    *[
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in ("jamba", "kimi_linear", "minimax", "recurrent_gemma", "rwkv")
+    ],
+]
 VOCAB = 97
 
 
@@ -54,6 +62,7 @@ def texts(engine, prompts, prefixes, max_num_seqs=2, budget=9, **more):
     return found, [run.cached(number) for number in range(len(prompts))]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_go_on_from_checkpoints_and_texts_stay_what_they_are(kind):
     model = made(kind)

@@ -41,14 +41,14 @@ def _cuda(case):
     return tuple(_to(part, DEVICE) for part in build(case))
 
 
-def _judge(op, *inputs):
+def _verify(op, *inputs):
     from one_launch import chain_one_launch
 
     from outrider.ops.triton import BACKEND
 
     if op == "one launch":
         return chain_one_launch(*inputs)[0]
-    return BACKEND.ops[f"judge:{op}"](*inputs)
+    return BACKEND.ops[f"verify:{op}"](*inputs)
 
 
 def _counts(op):
@@ -61,7 +61,7 @@ def _counts(op):
 def test_equals_the_twin(op, vocab, dtype):
     case = Case(counts=_counts(op), vocab=vocab, dtype=dtype, seed=vocab)
     inputs = _cuda(case)
-    same(_judge(op, *inputs), twin(op, *inputs))
+    same(_verify(op, *inputs), twin(op, *inputs))
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -71,7 +71,7 @@ def test_one_launch_agrees_on_path_and_count(kept):
     for seed in range(sizes(20, 1)):
         vocab = sizes(50_257, 37)
         inputs = _cuda(Case(counts=(1,) * 5, vocab=vocab, dtype="bf16", seed=seed, kept=kept))
-        two, (one, _) = _judge("chain", *inputs), chain_one_launch(*inputs)
+        two, (one, _) = _verify("chain", *inputs), chain_one_launch(*inputs)
         assert one.path_BD.tolist() == two.path_BD.tolist()
         assert one.count_B.tolist() == two.count_B.tolist()
 
@@ -81,9 +81,9 @@ def test_a_thousand_launches_say_the_same(op):
     """Races and lost tickets show as a changed answer or a program that never finishes a row."""
     vocab = sizes(50_257, 37)
     inputs = _cuda(Case(counts=_counts(op), vocab=vocab, batch=4, dtype="bf16"))
-    first = _judge(op, *inputs)
+    first = _verify(op, *inputs)
     for _ in range(sizes(1000, 1)):
-        again = _judge(op, *inputs)
+        again = _verify(op, *inputs)
         assert torch.equal(again.path_BD, first.path_BD)
         assert torch.equal(again.next_B, first.next_B)
 
@@ -94,17 +94,17 @@ def test_graph_replay_reads_new_keys_and_logits(op):
     inputs = _cuda(Case(counts=_counts(op), vocab=32_000, batch=3, dtype="bf16"))
     draft, scores, draws = inputs
     for _ in range(3):
-        _judge(op, *inputs)
+        _verify(op, *inputs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = _judge(op, *inputs)
+        captured = _verify(op, *inputs)
     for step in range(200):
         draws.start_B.fill_(step)
         if step % 20 == 0:
             scores.laws.logits_BRV.copy_(torch.randn_like(scores.laws.logits_BRV))
         graph.replay()
         torch.cuda.synchronize()
-        same(captured, _judge(op, draft, scores, draws))
+        same(captured, _verify(op, draft, scores, draws))
 
 
 @needs_device
@@ -198,7 +198,7 @@ def test_first_token_follows_the_target_over_ten_million_draws(op):
         drawn = torch.multinomial(guess.float().expand(batch, -1), counts[0])
         tokens = torch.cat([torch.zeros_like(drawn[:, :1]), drawn], 1)
         keys = torch.arange(batch, device=DEVICE) + launch * batch
-        found = _judge(
+        found = _verify(
             op,
             draft._replace(tokens_BN=tokens, laws=wide(draft.laws)),
             scores._replace(laws=wide(scores.laws)),
@@ -222,10 +222,10 @@ def test_batch_order_and_slices_change_nothing(op):
 
     case = Case(counts=_counts(op), vocab=sizes(50_257, 37), batch=4, dtype="bf16")
     draft, scores, draws = _cuda(case)
-    once = _judge(op, draft, scores, draws)
+    once = _verify(op, draft, scores, draws)
     for size in sizes((1024, 2048, 4096), (16,)):
         launch._forced.append((size, 4))
-        same(_judge(op, draft, scores, draws), once)
+        same(_verify(op, draft, scores, draws), once)
         launch._forced.pop()
     order = torch.tensor([2, 0, 3, 1], device=DEVICE)
 
@@ -235,7 +235,7 @@ def test_batch_order_and_slices_change_nothing(op):
             inverse_temperature_B=laws.inverse_temperature_B[order],
         )
 
-    turned = _judge(
+    turned = _verify(
         op,
         draft._replace(
             tokens_BN=draft.tokens_BN[order],
@@ -255,11 +255,11 @@ def test_batch_order_and_slices_change_nothing(op):
 def test_no_operation_reads_the_host():
     inputs = {op: _cuda(Case(counts=_counts(op), vocab=4_096)) for op in OPS}
     for op in OPS:
-        _judge(op, *inputs[op])
+        _verify(op, *inputs[op])
     torch.cuda.set_sync_debug_mode("error")
     try:
         for op in OPS:
-            _judge(op, *inputs[op])
+            _verify(op, *inputs[op])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

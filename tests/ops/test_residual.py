@@ -14,7 +14,7 @@ def test_draws_of_one_node_come_from_several_drafts(kernels, op, seed):
     """Independent draws, each with its own law row (SpecInfer with several drafts)."""
     draft, scores, draws = build(Case(counts=(3,), kind=DrawKind.WITH, seed=seed, vocab=33))
     draft.row_BNK[:, 0] = torch.tensor([1, 0, 2])
-    same(kernels.ops[f"judge:{op}"](draft, scores, draws), twin(op, draft, scores, draws))
+    same(kernels.ops[f"verify:{op}"](draft, scores, draws), twin(op, draft, scores, draws))
 
 
 def _peaked():
@@ -45,5 +45,5 @@ def test_a_draft_law_with_little_left_keeps_its_precision(kernels, op, uniform, 
     """After token 0 the draft's law is (2/3, 1/3): token 1 is kept with 0.25 / (2/3) = 0.375."""
     draft, scores, draws = _peaked()
     draws = draws._replace(uniform_BNK=torch.full((1, 3, 2), uniform))
-    assert kernels.ops[f"judge:{op}"](draft, scores, draws).count_B.tolist() == [kept]
+    assert kernels.ops[f"verify:{op}"](draft, scores, draws).count_B.tolist() == [kept]
     assert twin(op, draft, scores, draws).count_B.tolist() == [kept]

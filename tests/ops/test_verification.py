@@ -26,14 +26,14 @@ def interpreted():
 @pytest.mark.parametrize(("op", "case"), list(interpreted()))
 def test_kernel_equals_the_twin(kernels, op, case):
     draft, scores, draws = build(case)
-    same(kernels.ops[f"judge:{op}"](draft, scores, draws), twin(op, draft, scores, draws))
+    same(kernels.ops[f"verify:{op}"](draft, scores, draws), twin(op, draft, scores, draws))
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_cpu_equals_the_twin(op, case):
     draft, scores, draws = build(case)
     theirs = twin(op, draft, scores, draws)
-    ours = CPU.ops[f"judge:{op}"](draft, scores, with_race(draws, scores))
+    ours = CPU.ops[f"verify:{op}"](draft, scores, with_race(draws, scores))
     same(ours, theirs)
     if ours.overlap_BD is not None and theirs.overlap_BD is not None:
         torch.testing.assert_close(
@@ -59,7 +59,7 @@ def test_cpu_without_overlap_reads_less_and_says_the_same(seed, kept, vocab):
 def test_cpu_on_long_rows(op, seed):
     counts = (2, 2) if op in BRANCHING else (1, 1, 1)
     draft, scores, draws = build(Case(counts=counts, seed=seed, vocab=9001, spread=1.5))
-    ours = CPU.ops[f"judge:{op}"](draft, scores, with_race(draws, scores))
+    ours = CPU.ops[f"verify:{op}"](draft, scores, with_race(draws, scores))
     same(ours, twin(op, draft, scores, draws))
 
 
@@ -69,7 +69,7 @@ def test_cpu_path_needs_no_injected_race(op, seed):
     """Path and count equal with the CPU's own draw; its token has positive probability."""
     counts = (2, 2) if op in BRANCHING else (1, 1, 1)
     draft, scores, draws = build(Case(counts=counts, seed=seed, floor=True, vocab=3000))
-    ours, theirs = CPU.ops[f"judge:{op}"](draft, scores, draws), twin(op, draft, scores, draws)
+    ours, theirs = CPU.ops[f"verify:{op}"](draft, scores, draws), twin(op, draft, scores, draws)
     assert ours.path_BD.tolist() == theirs.path_BD.tolist()
     law = ops.probs(scores.laws)
     for b in range(2):
@@ -89,8 +89,8 @@ def test_all_accepted(kernels, op):
     draws = _forced(draft, scores, draws, 0.0)
     theirs = twin(op, draft, scores, draws)
     assert theirs.count_B.tolist() == [4, 4]
-    same(kernels.ops[f"judge:{op}"](draft, scores, draws), theirs)
-    same(CPU.ops[f"judge:{op}"](draft, scores, with_race(draws, scores)), theirs)
+    same(kernels.ops[f"verify:{op}"](draft, scores, draws), theirs)
+    same(CPU.ops[f"verify:{op}"](draft, scores, with_race(draws, scores)), theirs)
 
 
 @pytest.mark.parametrize("op", ["chain", "block", "tree", "traversal"])
@@ -103,8 +103,8 @@ def test_reject_at_once(kernels, op, counts):
     scores.laws.logits_BRV[..., draft.tokens_BN.unique()] = -torch.inf
     theirs = twin(op, draft, scores, draws)
     assert theirs.count_B.tolist() == [0]
-    same(kernels.ops[f"judge:{op}"](draft, scores, draws), theirs)
-    same(CPU.ops[f"judge:{op}"](draft, scores, with_race(draws, scores)), theirs)
+    same(kernels.ops[f"verify:{op}"](draft, scores, draws), theirs)
+    same(CPU.ops[f"verify:{op}"](draft, scores, with_race(draws, scores)), theirs)
 
 
 @pytest.mark.parametrize("op", ["chain", "tree"])
@@ -113,8 +113,8 @@ def test_empty_residual_falls_back_to_the_target(kernels, op):
     counts = (1, 1) if op == "chain" else (2,)
     draft, scores, draws = build(Case(counts=counts, batch=1, vocab=33, spread=0.0))
     draws = _forced(draft, scores, draws, 2.0)
-    for judge in (kernels.ops[f"judge:{op}"], CPU.ops[f"judge:{op}"]):
-        found = judge(draft, scores, with_race(draws, scores))
+    for verify in (kernels.ops[f"verify:{op}"], CPU.ops[f"verify:{op}"]):
+        found = verify(draft, scores, with_race(draws, scores))
         assert found.count_B.tolist() == [0]
         law = ops.probs(scores.laws)[0, 0]
         race = with_race(draws, scores).race_BV[0]
@@ -141,8 +141,8 @@ def test_a_smaller_draft_vocabulary(kernels, op, kept):
             narrow = narrow._replace(lse_BR=ops.scaled(narrow).logsumexp(-1))
         theirs = twin(op, wide_draft, scores, draws)
         small = draft._replace(laws=narrow, tokens_BN=tokens)
-        same(kernels.ops[f"judge:{op}"](small, scores, draws), theirs)
-        same(CPU.ops[f"judge:{op}"](small, scores, with_race(draws, scores)), theirs)
+        same(kernels.ops[f"verify:{op}"](small, scores, draws), theirs)
+        same(CPU.ops[f"verify:{op}"](small, scores, with_race(draws, scores)), theirs)
 
 
 def test_match_takes_an_injected_race(kernels):
@@ -150,8 +150,8 @@ def test_match_takes_an_injected_race(kernels):
     race = torch.rand(2, 3, 65).exp()
     draws = draws._replace(target_race_BDV=race)
     theirs = twin("match", draft, scores, draws)
-    same(kernels.ops["judge:match"](draft, scores, draws), theirs)
-    same(CPU.ops["judge:match"](draft, scores, draws), theirs)
+    same(kernels.ops["verify:match"](draft, scores, draws), theirs)
+    same(CPU.ops["verify:match"](draft, scores, draws), theirs)
 
 
 def test_shared_topology_broadcasts(kernels):
@@ -161,8 +161,8 @@ def test_shared_topology_broadcasts(kernels):
     )
     for op in ("chain", "block", "match"):
         theirs = twin(op, draft, scores, draws)
-        same(kernels.ops[f"judge:{op}"](shared, scores, draws), theirs)
-        same(CPU.ops[f"judge:{op}"](shared, scores, with_race(draws, scores)), theirs)
+        same(kernels.ops[f"verify:{op}"](shared, scores, draws), theirs)
+        same(CPU.ops[f"verify:{op}"](shared, scores, with_race(draws, scores)), theirs)
 
 
 @pytest.mark.one_in(3)
@@ -171,9 +171,9 @@ def test_slices_and_batch_order_change_nothing(kernels, op):
     from outrider.ops.triton import launch
 
     draft, scores, draws = build(Case(vocab=97, batch=2))
-    once = kernels.ops[f"judge:{op}"](draft, scores, draws)
+    once = kernels.ops[f"verify:{op}"](draft, scores, draws)
     launch._forced.append((128, 4))
-    same(kernels.ops[f"judge:{op}"](draft, scores, draws), once)
+    same(kernels.ops[f"verify:{op}"](draft, scores, draws), once)
     launch._forced.pop()
     order = torch.tensor([1, 0])
 
@@ -183,7 +183,7 @@ def test_slices_and_batch_order_change_nothing(kernels, op):
             inverse_temperature_B=laws.inverse_temperature_B[order],
         )
 
-    turned = kernels.ops[f"judge:{op}"](
+    turned = kernels.ops[f"verify:{op}"](
         draft._replace(
             tokens_BN=draft.tokens_BN[order],
             draws_BNK=draft.draws_BNK[order],

@@ -78,7 +78,7 @@ def test_whisper_with_a_draft_passes(whisper, heard, pair):
     target, draft = pair(whisper)
     engine = Engine(target, DraftModel(draft, (2, 1)))
     prompt, how = rules(whisper, timed=True)
-    few = Power(tokens=384, samples=48, equality=32, new_tokens=32, rows=4, effect=0.3)
+    few = Power(tokens=384, samples=48, equality_tokens=32, new_tokens=32, rows=4, effect=0.3)
     report = certify(engine, [prompt], how, few, inputs=[heard])
     print(report.verdict, report.seconds, report.detectable, report.setup["alpha"])
     for test in report.tests:

@@ -39,7 +39,7 @@ def prompts(pair):
 
 
 def certified(pair):
-    power = Power(tokens=768, samples=32, equality=32, new_tokens=NEW, rows=16, effect=0.1)
+    power = Power(tokens=768, samples=32, equality_tokens=32, new_tokens=NEW, rows=16, effect=0.1)
     report = certify(pair.engine, prompts_for(pair), SamplingParams(1.0), power)
     assert not report.failed, report.as_dict()
     assert report.verdict == "exact", report.as_dict()

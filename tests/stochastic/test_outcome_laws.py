@@ -90,7 +90,7 @@ def emitted(toy, rule, counts, monkeypatch, wrong=False):
     here = run.propose(states, rows, [0] * len(rows), [len(counts)] * len(rows))
     lengths = {len(here.states[row][node][1]) for row, node in here.asked}
     assert lengths == set(range(len(counts) + 1)), "drafted to the last level"
-    outcome = run.rules.judge.outcome(*outcomes.as_draft(here, False))
+    outcome = run.rules.verifier.outcome(*outcomes.as_draft(here, False))
     found, length = {}, len(counts) + 1
     for row, (_, weight) in enumerate(known):
         for node, there in enumerate(here.there[row]):

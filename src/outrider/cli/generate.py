@@ -236,12 +236,12 @@ def _beams(count: int, penalty: float, streamed: bool) -> "Beams | None":
 
 def _how_made(speculator: "Speculator", greedy: bool) -> dict[str, object]:
     """The drafter and the rule, for whoever reads the text."""
-    judged = speculator.engine.choose_rule("all" if greedy else "none")
+    rule = speculator.engine.choose_rule("all" if greedy else "none")
     return {
         "drafter": speculator.engine.drafter.name,
-        "rule": judged.name,
-        "rule_options": verifiers.taken(judged),
-        "exact": judged.exact,
+        "rule": rule.name,
+        "rule_options": verifiers.taken(rule),
+        "exact": rule.exact,
     }
 
 

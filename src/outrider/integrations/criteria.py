@@ -48,7 +48,7 @@ class Criteria:
         self.together = [c for c in others if c not in self.alone]
 
 
-class CriteriaJudge:
+class CriteriaTracker:
     """Tokens of every row and where the rows end."""
 
     def __init__(

@@ -14,7 +14,7 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, StopConditions, source_ids
 from outrider.errors import ConfigurationError
-from outrider.integrations.criteria import Criteria, CriteriaJudge
+from outrider.integrations.criteria import Criteria, CriteriaTracker
 from outrider.integrations.logits_processor_mapping import Prompts, ids_of, of_row, settings
 from outrider.models.config import read
 from outrider.sampling.sampling_params import SamplingParams
@@ -208,7 +208,7 @@ class GenerateCall:
         self._ended: set[int] = set()
         pad = ids_of(read(config, "_pad_token_tensor", Tensor))
         scored = self.kept.scored if self.kept.scores else None
-        self.judge = CriteriaJudge(self.criteria, rows.input_ids, pad[0] if pad else 0, scored)
+        self.tracker = CriteriaTracker(self.criteria, rows.input_ids, pad[0] if pad else 0, scored)
         self.run: EngineRun = engine.run(
             [request.prompt for request in requests],
             [request.sampling for request in requests],
@@ -220,29 +220,29 @@ class GenerateCall:
 
     def result(self) -> GenerateResult:
         """Decode to the end: sequences [B, L] with their prompts, padded as plain `generate`'s."""
-        judge = self.judge
+        tracker = self.tracker
         if self.streamer is not None:
             self.streamer.put(self.input_ids.cpu())
         for block in self.run:
             self._take(block)
-            if judge.complete:
+            if tracker.complete:
                 break
         self._warn()
-        longest = judge.longest
-        made = torch.full((self.count, longest), judge.pad, dtype=torch.int64)
-        for row, tokens in enumerate(judge.tokens):
-            kept = tokens[: judge.ends[row] if self.criteria.padded else longest]
+        longest = tracker.longest
+        made = torch.full((self.count, longest), tracker.pad, dtype=torch.int64)
+        for row, tokens in enumerate(tracker.tokens):
+            kept = tokens[: tracker.ends[row] if self.criteria.padded else longest]
             made[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
         return GenerateResult(
             torch.cat([self.input_ids, made.to(self.input_ids.device)], 1),
-            self.kept.stacked(0, longest, judge.over) if self.kept.scores else None,
-            self.kept.stacked(1, longest, judge.over) if self.kept.logits else None,
+            self.kept.stacked(0, longest, tracker.over) if self.kept.scores else None,
+            self.kept.stacked(1, longest, tracker.over) if self.kept.logits else None,
         )
 
     def _take(self, block: StepOutput) -> None:
-        row, judge = block.row, self.judge
+        row, tracker = block.row, self.tracker
         for token in block.token_ids:
-            ended = judge.add(row, token)
+            ended = tracker.add(row, token)
             if self.streamer is not None:
                 self.streamer.put(torch.tensor([token]))
             if ended and (self.criteria.padded or self.count == 1):
@@ -250,8 +250,8 @@ class GenerateCall:
                     self._end(one)
                 if row in ended:
                     return
-        if block.finish_reason is not None and judge.close(row) and self.criteria.padded:
-            for one, end in enumerate(judge.ends):
+        if block.finish_reason is not None and tracker.close(row) and self.criteria.padded:
+            for one, end in enumerate(tracker.ends):
                 if end is not None:
                     self._end(one)
 
@@ -266,7 +266,7 @@ class GenerateCall:
         short = [
             row
             for row, reason in enumerate(self.run.reasons)
-            if reason == "context" and self.judge.ends[row] == len(self.judge.tokens[row])
+            if reason == "context" and self.tracker.ends[row] == len(self.tracker.tokens[row])
         ]
         if short:
             warnings.warn(

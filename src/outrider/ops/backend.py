@@ -158,14 +158,14 @@ def fused(
 
     `optional`: a kernel that takes only some drafts; an explicit choice does not insist on it.
     """
-    judge = find(f"judge:{kernel}", draft, scores, draws, insist=not optional)
-    if judge is None:
+    verify = find(f"verify:{kernel}", draft, scores, draws, insist=not optional)
+    if verify is None:
         return None
     reason = _unjudged(kernel, draft)
     if reason is not None:
         asked = explicit()
         if asked is None or optional:
             return None
-        raise _refusal(asked, f"judge:{kernel}", reason)
-    verdict: Verdict = judge(draft, scores, draws)
+        raise _refusal(asked, f"verify:{kernel}", reason)
+    verdict: Verdict = verify(draft, scores, draws)
     return verdict

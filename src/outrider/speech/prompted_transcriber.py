@@ -23,7 +23,7 @@ from outrider.speech.audio import Recording, Samples
 from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
 from outrider.speech.segment_stream import SegmentStream
 from outrider.speech.settings import TranscribeSettings, compression_ratio
-from outrider.types import MultiModalInputs
+from outrider.types import Inputs, MultiModalInputs
 
 MOST_TOKENS = 448  #: of a window's text, where nothing else is asked for: as many as a Whisper's
 
@@ -45,7 +45,7 @@ class SoundPrompts(Protocol):
 
     def asked(
         self, samples: Samples, language: str | None, told: str | None
-    ) -> tuple[list[int], MultiModalInputs]:
+    ) -> tuple[list[int], Inputs | MultiModalInputs]:
         """The prompt that asks for what is said, and the sound beside it."""
 
     def sampling(self, temperature: float, seed: int, prompt: Sequence[int]) -> SamplingParams:

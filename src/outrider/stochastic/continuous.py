@@ -30,7 +30,7 @@ from outrider.stochastic.laws import (
     fine_uniforms,
     generator,
 )
-from outrider.stochastic.proposal import Judged, Place, Proposal
+from outrider.stochastic.proposal import Place, Proposal, RoundVerdict
 from outrider.stochastic.reading import joined
 
 MOST_TRIALS = 1 << 22  #: draws for one residual: a law of total variation t stays without with less
@@ -84,7 +84,7 @@ def _check(name: str, found: NDArray[np.float64], outcomes: Sequence[Any], zero:
         )
 
 
-def judge(rule: str, proposal: Proposal) -> Judged:
+def verify(rule: str, proposal: Proposal) -> RoundVerdict:
     """The verdict of a continuous rule on every row."""
     if rule not in RULES:
         raise ConfigurationError(
@@ -103,7 +103,7 @@ def judge(rule: str, proposal: Proposal) -> Judged:
     examined = inside & (np.arange(depth) <= count[:, None])
     following = _following(proposal, ratios, count)
     paths = [list(range(1, int(kept) + 1)) for kept in count]
-    return Judged(paths, following, float(chance[examined].sum()), int(examined.sum()))
+    return RoundVerdict(paths, following, float(chance[examined].sum()), int(examined.sum()))
 
 
 def _following(proposal: Proposal, ratios: Ratios, count_B: NDArray[np.int64]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Outcomes out of 0 .. V - 1: g's are drawn, and judged, as drafted tokens are.
+"""Outcomes out of 0 .. V - 1: g's are drawn, and verified, as drafted tokens are.
 
 Children of a node are drawn from g's law there without replacement; the rules are those of
 `outrider.verifiers`, in float64. With shared noise g's draws take the noise that f's take.
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider import noise, ops
 from outrider.stochastic.laws import Probabilities
-from outrider.stochastic.proposal import Judged, Proposal
+from outrider.stochastic.proposal import Proposal, RoundVerdict
 from outrider.tree import children
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verifier
 
@@ -71,7 +71,7 @@ def _columns(places: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     return where[:, 0], where[:, 1]
 
 
-def judge(rule: Verifier, proposal: Proposal, shared: bool) -> Judged:
+def verify(rule: Verifier, proposal: Proposal, shared: bool) -> RoundVerdict:
     """The rule's verdict on every row."""
     draft, scores = as_draft(proposal, shared)
     verdict = rule(draft, scores, Draws(proposal.seeds_B, proposal.starts_B))
@@ -80,4 +80,4 @@ def judge(rule: Verifier, proposal: Proposal, shared: bool) -> Judged:
     if verdict.overlap_BD is not None:
         seen = verdict.overlap_BD[~verdict.overlap_BD.isnan()]
         overlap, overlaps = float(seen.sum()), len(seen)
-    return Judged(paths, verdict.next_B.tolist(), overlap, overlaps)
+    return RoundVerdict(paths, verdict.next_B.tolist(), overlap, overlaps)

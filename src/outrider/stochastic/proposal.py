@@ -38,7 +38,7 @@ class Proposal:
         return len(self.states)
 
 
-class Judged(NamedTuple):
+class RoundVerdict(NamedTuple):
     """The verdict on each row."""
 
     paths: list[list[int]]  #: accepted nodes

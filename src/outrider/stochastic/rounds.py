@@ -13,7 +13,7 @@ from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import RequestStats
 from outrider.stochastic import continuous, laws, outcomes, reading
 from outrider.stochastic.calls import BatchedFunction
-from outrider.stochastic.proposal import Judged, Place, Proposal
+from outrider.stochastic.proposal import Place, Proposal, RoundVerdict
 from outrider.tree import branching as tree_of
 from outrider.tree import children
 from outrider.types import DrawKind, Verifier
@@ -58,13 +58,13 @@ class Speculation(Generic[State]):
 
 @dataclass
 class _Rules:
-    """How proposals are judged: settled when the first law is seen."""
+    """How proposals are verified: settled when the first law is seen."""
 
     rule: "str | Verifier | None"
     options: Mapping[str, object] | None
     shared: bool
     counts: tuple[int, ...]
-    judge: Verifier | None = None  #: of outcomes 0 .. V - 1
+    verifier: Verifier | None = None  #: of outcomes 0 .. V - 1
 
     def settle(self, table: laws.LawTable, drafts: bool) -> None:
         """Refuse what the rule cannot judge; find the usual rule where none is named."""
@@ -79,15 +79,15 @@ class _Rules:
             return
         kinds = frozenset({DrawKind.COUPLED if self.shared else DrawKind.WITHOUT})
         found = verifiers.chosen(self.rule, self.options, self.shared)
-        self.judge = found or verifiers.default(kinds if drafts else frozenset(), chain)
+        self.verifier = found or verifiers.default(kinds if drafts else frozenset(), chain)
         if drafts:
-            verifiers.check(self.judge, kinds, chain, "g")
+            verifiers.check(self.verifier, kinds, chain, "g")
 
-    def __call__(self, proposal: Proposal) -> Judged:
-        if self.judge is not None:
-            return outcomes.judge(self.judge, proposal, self.shared)
+    def __call__(self, proposal: Proposal) -> RoundVerdict:
+        if self.verifier is not None:
+            return outcomes.verify(self.verifier, proposal, self.shared)
         name = self.rule if isinstance(self.rule, str) else getattr(self.rule, "name", None)
-        return continuous.judge(name or "rejection", proposal)
+        return continuous.verify(name or "rejection", proposal)
 
 
 class _Trajectories:
@@ -187,17 +187,17 @@ class _Trajectories:
                 here.states[row][kid], here.outcomes[row][kid] = state, value
                 here.there[row][kid], here.ended[row][kid] = True, self.ended(state)
 
-    def count(self, here: Proposal, judged: Judged) -> None:
+    def count(self, here: Proposal, verdict: RoundVerdict) -> None:
         """Add a round to the statistics."""
         depth_of = here.tree.depth_BN[0].tolist()
-        for row, path in enumerate(judged.paths):
+        for row, path in enumerate(verdict.paths):
             self.stats.steps += 1
             self.stats.drafted += sum(here.there[row]) - 1
             self.stats.accept(len(path))
             for depth in {depth_of[n] for n, there in enumerate(here.there[row]) if there and n}:
                 self.drafted_per_position[depth - 1] += 1
-        self.stats.overlap += judged.overlap
-        self.stats.overlaps += judged.overlaps
+        self.stats.overlap += verdict.overlap
+        self.stats.overlaps += verdict.overlaps
 
 
 def speculate(
@@ -299,16 +299,16 @@ def _finished(run: _Trajectories, states: list[Any], steps: int) -> Speculation[
         most = [steps - len(found[row]) - 1 for row in active]
         starts = [len(found[row]) for row in active]
         here = run.propose([states[row] for row in active], active, starts, most)
-        judged = run.rules(here)
-        run.count(here, judged)
-        for at, (row, path) in enumerate(zip(active, judged.paths, strict=True)):
+        verdict = run.rules(here)
+        run.count(here, verdict)
+        for at, (row, path) in enumerate(zip(active, verdict.paths, strict=True)):
             rounds_of[row] += 1
             last = path[-1] if path else 0
             found[row] += [here.outcomes[at][node] for node in path]
             states[row] = here.states[at][last]
             if not here.ended[at][last]:
-                found[row].append(judged.following[at])
-                states[row] = run.step(states[row], judged.following[at])
+                found[row].append(verdict.following[at])
+                states[row] = run.step(states[row], verdict.following[at])
         active = [row for row in active if len(found[row]) < steps and not run.ended(states[row])]
     run.stats.new_tokens = sum(map(len, found))
     return Speculation(
@@ -320,5 +320,5 @@ def _finished(run: _Trajectories, states: list[Any], steps: int) -> Speculation[
         0 if run.g is None else run.g.evaluations,
         run.stats,
         run.drafted_per_position,
-        run.rules.judge is None or run.rules.judge.exact,
+        run.rules.verifier is None or run.rules.verifier.exact,
     )

@@ -83,7 +83,7 @@ class Check(NamedTuple):
         drafter = make(pair()[1])
         settings = list(SETTINGS) if "setting" in self.over else ["greedy"]
         shapes = drafter.shapes if "shape" in self.over else (None,)
-        rules = judges(drafter) if "rule" in self.over else [None]
+        rules = verifiers_for(drafter) if "rule" in self.over else [None]
         for setting in settings:
             for shape in shapes:
                 for rule in rules:
@@ -111,11 +111,11 @@ def check(*over: str) -> Callable[[Callable[[Case], None]], Check]:
     return listed
 
 
-def judges(drafter: Drafter) -> list[Verifier]:
+def verifiers_for(drafter: Drafter) -> list[Verifier]:
     """The rules that can judge a drafter."""
     chain = all(shape.is_chain for shape in drafter.shapes)
     rules = verifiers.VERIFIERS.values()
-    return [rule for rule in rules if verifiers.judges(rule, drafter.kinds, chain)]
+    return [rule for rule in rules if verifiers.supports(rule, drafter.kinds, chain)]
 
 
 def usual_rule(drafter: Drafter) -> Verifier:
@@ -181,7 +181,7 @@ def the_default_rule_is_exact_and_judges_it(case: Case) -> None:
     chain = drafter.shapes[0].is_chain
     for rule in (verifiers.default(drafter.kinds), usual_rule(drafter)):
         expect(rule.exact, f"the default rule {rule.name!r} is lossy")
-        able = verifiers.judges(rule, drafter.kinds, chain)
+        able = verifiers.supports(rule, drafter.kinds, chain)
         expect(able, f"the default rule {rule.name!r} cannot judge kinds {drafter.kinds}")
 
 
@@ -370,7 +370,7 @@ def matched_text_depends_on_the_seed_alone(case: Case) -> None:
     """Under `match`, which emits the target's own token: what is drafted leaves no trace."""
     target, drafter = pair()[0], case.drafter
     chain = all(shape.is_chain for shape in drafter.shapes)
-    if not verifiers.judges(MATCH, drafter.kinds, chain):
+    if not verifiers.supports(MATCH, drafter.kinds, chain):
         return
     rows = [SamplingParams(0.9, seed=100 + row) for row in range(len(PROMPTS))]
     expected, _ = decode(Engine(target, Root(), MATCH), PROMPTS, rows, StopConditions(LENGTH))

@@ -42,7 +42,7 @@ def check_rule(rule: Verifier) -> None:
     for name, make in DRAFTERS.items():
         drafter = make(pair()[1])
         chain = all(shape.is_chain for shape in drafter.shapes)
-        if not verifiers.judges(rule, drafter.kinds, chain):
+        if not verifiers.supports(rule, drafter.kinds, chain):
             continue
         ran += 1
         for setting in SETTINGS:

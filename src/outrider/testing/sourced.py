@@ -200,7 +200,7 @@ def _same(
     """Greedy text, and text under `match` where it can judge, is plain decoding's."""
     drafter = case.make(small)
     ways: list[tuple[Verifier | None, float]] = [(None, 0.0)]
-    if verifiers.judges(MATCH, drafter.kinds, all(shape.is_chain for shape in drafter.shapes)):
+    if verifiers.supports(MATCH, drafter.kinds, all(shape.is_chain for shape in drafter.shapes)):
         ways.append((MATCH, 0.9))
     for rule, temperature in ways:
         requests = [

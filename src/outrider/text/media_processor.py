@@ -62,6 +62,7 @@ class MediaProcessor:
     placeholders: frozenset[int]
     trust: bool = False
     pixels_alone: bool = False  #: of an encoder that reads one image and no text
+    recordings_alone: bool = False  #: of an encoder that hears a recording and no text
 
     @cached_property
     def processor(self) -> Any:
@@ -84,7 +85,8 @@ class MediaProcessor:
             raise ConfigurationError(
                 f"cannot read the processor of {self.given} ({kind_of(error)}); images need its "
                 "preprocessor_config.json and Pillow (pip install 'outrider[images]'), sound the "
-                "same and numpy"
+                "same and numpy; processors that know videos (Qwen-VL's and their kin) need "
+                "torchvision, whatever they are given"
             ) from error
 
     @property
@@ -242,12 +244,13 @@ class MediaProcessor:
         """What makes features of sound; None where nothing does."""
         names = ("feature_extractor", "audio_processor")
         found = (getattr(self.processor, name, None) for name in names)
-        return next((one for one in found if one is not None), None)
+        alone = self.processor if self.recordings_alone else None
+        return next((one for one in found if one is not None), alone)
 
     @property
     def hears(self) -> bool:
         """Whether prompts may hold sound; False where there is no processor."""
-        if self.pixels_alone:
+        if self.pixels_alone or self.recordings_alone:
             return False
         try:
             return self._extractor is not None

@@ -71,7 +71,8 @@ class PromptEncoder:
         if self.target.reads == "text":
             return self._of_texts(prompts, begun, reference)
         several = (list, tuple, Inputs, Tensor, np.ndarray)
-        one_image = self.media is not None and not isinstance(prompts, several)
+        seen = self.media is not None and not self.media.recordings_alone
+        one_image = seen and not isinstance(prompts, several)
         batch = [prompts] if one_image else sources(prompts)
         inputs = [self._source(source, number) for number, source in enumerate(batch)]
         answers = _each("decoder_prompts", begun, len(batch))
@@ -121,10 +122,11 @@ class PromptEncoder:
         device = self.target.device
         if isinstance(given, Inputs):
             return given
-        if self.media is not None and not self.media.pixels_alone and not is_features(given):
-            return self._seen(given, number)
-        if self.media is not None and not is_features(given):  # an encoder of images
-            given = self.media.pixels(given, number)
+        media = self.media
+        if media is not None and not media.recordings_alone and not is_features(given):
+            if not media.pixels_alone:
+                return self._seen(given, number)
+            given = media.pixels(given, number)  # for an encoder of images
         if is_features(given):
             features = torch.as_tensor(given, device=device)[None]
             there = 1 if features.dim() == 4 else features.shape[1]  # pixels are read as a whole

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from outrider.speech.transcriber import Transcription
     from outrider.text.media_processor import MediaProcessor
     from outrider.text.sound_prompts import TranscriptionPrompts
+    from outrider.text.sound_sources import SourceTranscription
 
 # Answers by beam search: the finished beams as texts.
 
@@ -372,14 +373,27 @@ class Speculator:
         return transcription(engine, self.hearing, audio, settings)
 
     @property
-    def sound_prompts(self) -> "TranscriptionPrompts | None":
-        """How an audio language model is asked for what is said; None for other models."""
-        if self.hearing is not None or self.media is None or not self.media.hears:
+    def sound_prompts(self) -> "TranscriptionPrompts | SourceTranscription | None":
+        """How a model that hears and is no Whisper is asked for what is said; None for others."""
+        if self.hearing is not None or self.media is None:
+            return None
+        if self.media.recordings_alone:
+            return self._sound_source(self.media)
+        if not self.media.hears:
             return None
         from outrider.text.sound_prompts import TranscriptionPrompts
 
         name = "this model" if self.notes is None else str(self.notes.target)
         return TranscriptionPrompts(name, self.media, self.tokenizer, self.eos_ids, self.defaults)
+
+    def _sound_source(self, media: "MediaProcessor") -> "SourceTranscription":
+        """Transcription by a model that hears a recording as its source."""
+        from outrider.text.sound_sources import SourceTranscription
+
+        name = "this model" if self.notes is None else str(self.notes.target)
+        begun = () if self.opening is None else (self.opening.start,)
+        own = self.tokenizer, self.eos_ids, self.defaults
+        return SourceTranscription(name, media, *own, begun)
 
     def _ruled(
         self,

@@ -134,16 +134,16 @@ def chosen(
             f"rule_options belong to a rule by name; got {arguments.shown(asked)} and "
             f"rule={arguments.shown(rule)}; name the rule ({takes})"
         )
-    judge = get(rule, **asked) if isinstance(rule, str) else named(rule)
+    verifier = get(rule, **asked) if isinstance(rule, str) else named(rule)
     if not shared_noise:
-        return judge
-    if judge is not None and not shares_noise(judge):
+        return verifier
+    if verifier is not None and not shares_noise(verifier):
         sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if shares_noise(other)))
         raise ConfigurationError(
-            f"rule {judge.name!r} cannot judge coupled drafts so that the text depends on the seed "
-            f"alone; got shared_noise=True; leave the rule out, or use one that can: {sharing}"
+            f"rule {verifier.name!r} cannot judge coupled drafts so that the text depends on the "
+            f"seed alone; got shared_noise=True; leave the rule out, or use one that can: {sharing}"
         )
-    return judge or get("match")
+    return verifier or get("match")
 
 
 def shares_noise(rule: "Verifier") -> bool:
@@ -177,7 +177,7 @@ def listed(rules: "Iterable[Verifier] | None" = None) -> list[str]:
     return sorted(rule.name if rule.exact else f"{rule.name} (lossy)" for rule in rules)
 
 
-def judges(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool) -> bool:
+def supports(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool) -> bool:
     """Whether a rule can judge drafts with these kinds of children.
 
     On a chain there is one draw at a node: with and without replacement are the same.
@@ -191,9 +191,9 @@ def judges(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool) -> bo
 
 def check(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool, drafter: str) -> None:
     """Refuse a rule that cannot judge the drafts of a drafter, naming those that can."""
-    if judges(rule, kinds, is_chain):
+    if supports(rule, kinds, is_chain):
         return
-    able = listed(r for r in VERIFIERS.values() if judges(r, kinds, is_chain))
+    able = listed(r for r in VERIFIERS.values() if supports(r, kinds, is_chain))
     drawn = ", ".join(sorted(kind.name.lower() for kind in kinds)) or "no"
     shape = "chain" if is_chain else "tree"
     raise ConfigurationError(

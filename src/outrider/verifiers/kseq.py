@@ -67,7 +67,7 @@ def verify(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
         favour.append(torch.where(other, pick(here, token), pick(law_BnV, token)))
         against.append(torch.where(other, pick(own, token), factor * pick(guess, token)))
         here = ops.residual(here, torch.where(other[..., None], own, 0.0))
-    return tree_walk.judgement(favour, against, here)
+    return tree_walk.node_decision(favour, against, here)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ class Match:
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Averaged over the target's noise: each child is taken with its target probability."""
-        return tree_walk.walked(_judge, draft, scores)
+        return tree_walk.walked(_decide, draft, scores)
 
 
-def _judge(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
+def _decide(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
     """Look the target's token up among the children: the first child that carries it is taken."""
     here, favour, against = law_BnV, [], []
     for k in range(level.most):
@@ -57,7 +57,7 @@ def _judge(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
         against.append(here.sum(-1))
         here = here.scatter(-1, token, torch.where(there, 0.0, mass))
     total = here.sum(-1, keepdim=True)
-    return tree_walk.judgement(favour, against, here / torch.where(total > 0, total, 1.0))
+    return tree_walk.node_decision(favour, against, here / torch.where(total > 0, total, 1.0))
 
 
 # Coupled sampling: the target's own Gumbel-max draw decides, the draft shared its noise.

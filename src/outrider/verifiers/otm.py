@@ -181,7 +181,7 @@ def verify(
     aside = nobody * plan.left_BnA[..., other:]
     spread = outside * aside + left_there * refused[..., None]
     left = spread.scatter_add(-1, letters.token_BnA, nobody * plan.left_BnA[..., :other])
-    return tree_walk.judgement(favour, against, _norm(left, law_BnV))
+    return tree_walk.node_decision(favour, against, _norm(left, law_BnV))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def verify(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
         favour.append(pick(here, level.token_BnK[..., k]))
         against.append(pick(guess, level.token_BnK[..., k]))
         here = ops.residual(here, guess)
-    return tree_walk.judgement(favour, against, here)
+    return tree_walk.node_decision(favour, against, here)
 
 
 @dataclass(frozen=True)

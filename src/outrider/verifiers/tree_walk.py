@@ -1,6 +1,6 @@
 """Rules that judge a tree from the root down, one node after another.
 
-Such a rule is one function of the target's law at a node and the draws below it: `judge` gives the
+Such a rule is one function of the target's law at a node and the draws below it: `rule` gives the
 probability that each draw is kept, given that the earlier ones were refused, and the law of the
 next token once all are refused. `walk` plays it with uniforms, `walked` multiplies it out.
 """
@@ -36,12 +36,12 @@ class NodeRule(Protocol):
         """Tests of the draws in order, and what is left after the last refusal."""
 
 
-def judgement(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> NodeDecision:
+def node_decision(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> NodeDecision:
     """A `NodeDecision` from one [B, n] entry per draw."""
     return NodeDecision(torch.stack(favour, -1), torch.stack(against, -1), left_BnV)
 
 
-def walk(judge: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def walk(rule: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Play the rule: path, count, next token, and sum min(target, draft) at each examined node."""
     law = ops.probs(scores.laws)
     batch, nodes, vocab = law.shape
@@ -52,13 +52,13 @@ def walk(judge: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict
     here, left, path, overlap = law[:, :1], law[:, :1], [node[:, :0]], []
     for _ in range(draft.tree.max_depth):
         level = siblings.at(node)
-        judgement = judge(here, level)
-        test = rows(uniform_BNK, node) * judgement.against_BnK < judgement.favour_BnK
+        decision = rule(here, level)
+        test = rows(uniform_BNK, node) * decision.against_BnK < decision.favour_BnK
         kept = test & level.there_BnK & alive[..., None]
         if siblings.laws_BRV is not None:
             shared = torch.minimum(here, level.guess(0, here)).sum(-1)
             overlap.append(torch.where(level.there_BnK[..., 0] & alive, shared, torch.nan))
-        left = torch.where(alive[..., None], judgement.left_BnV, left)
+        left = torch.where(alive[..., None], decision.left_BnV, left)
         first = kept.to(torch.int8).argmax(-1, keepdim=True)
         alive = kept.any(-1)
         there = level.kid_BnK.gather(-1, first)[..., 0]
@@ -73,7 +73,7 @@ def walk(judge: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict
     )
 
 
-def walked(judge: NodeRule, draft: Draft, scores: Scores) -> Outcome:
+def walked(rule: NodeRule, draft: Draft, scores: Scores) -> Outcome:
     """The law of the walk: every test replaced by its probability."""
     law = ops.probs(scores.laws)
     siblings = SiblingDraws(draft, law)
@@ -83,12 +83,12 @@ def walked(judge: NodeRule, draft: Draft, scores: Scores) -> Outcome:
     for start, end in pairwise(draft.tree.levels):
         level, here = siblings.at(slice(start, end)), law[:, start:end]
         none = here[..., :0]
-        judgement = judge(here, level) if level.most else NodeDecision(none, none, here)
+        decision = rule(here, level) if level.most else NodeDecision(none, none, here)
         left = reach[:, start:end]
-        for k, take in enumerate(judgement.chances(level.there_BnK).unbind(-1)):
+        for k, take in enumerate(decision.chances(level.there_BnK).unbind(-1)):
             kid = level.kid_BnK[..., k].clamp(min=0)
             reach = reach.scatter_add(1, kid, left * take)
             left = left * (1 - take)
         stop.append(left)
-        following.append(judgement.left_BnV)
+        following.append(decision.left_BnV)
     return Outcome(torch.cat(stop, 1), torch.cat(following, 1))

@@ -7,7 +7,7 @@ judging   what that rule is told, and what vLLM is told by it
 Importing this imports nothing of vLLM.
 """
 
-from outrider.integrations.vllm.patch import judge_by
+from outrider.integrations.vllm.patch import use_verifier
 from outrider.integrations.vllm.proposer import Proposer
 
-__all__ = ["Proposer", "judge_by"]
+__all__ = ["Proposer", "use_verifier"]

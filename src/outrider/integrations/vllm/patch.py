@@ -1,7 +1,7 @@
 """One of our rules in place of vLLM's rejection sampling, in its build for CPUs.
 
-    from outrider.integrations.vllm import judge_by
-    judge_by("block")                                   # in the process that decodes
+    from outrider.integrations.vllm import use_verifier
+    use_verifier("block")                                   # in the process that decodes
 
     $ OUTRIDER_VLLM_RULE=block python program.py        # every process of vLLM, by its plug-ins
 
@@ -54,7 +54,7 @@ class VllmDraft(NamedTuple):
     bonus_B1: Tensor  #: the token behind a draft that is kept whole
 
 
-def judged(rule: Verifier, drafted: VllmDraft, sampling: VllmSampling) -> Tensor:
+def verify_drafts(rule: Verifier, drafted: VllmDraft, sampling: VllmSampling) -> Tensor:
     """[B, most + 1], int32: the kept tokens of each row and one more, then -1."""
     device = drafted.logits_TV.device
     counts_B1 = torch.tensor(drafted.counts, device=device)[:, None]
@@ -137,20 +137,20 @@ _DRAFTS = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})  #: what vLLM's proposer
 _log = logging.getLogger("vllm.outrider")
 
 
-def judge_by(rule: str | Verifier = "block") -> None:
+def use_verifier(rule: str | Verifier = "block") -> None:
     """Let this rule judge vLLM's drafts in this process, from its next step on.
 
     Raises ConfigurationError for a rule that is not exact or cannot judge chains of placed and of
     drawn tokens, and for another vLLM than those of `VERSIONS`.
 
-    >>> judge_by("block")    # doctest: +SKIP
+    >>> use_verifier("block")    # doctest: +SKIP
     """
-    judge = _able(rule)
+    verifier = _able(rule)
     _known()
     from vllm.v1.sample import rejection_sampler
 
     ours: dict[str, Callable[..., Tensor]] = {
-        "rejection_sample": _sampler(judge),
+        "rejection_sample": _sampler(verifier),
         "expand_batch_to_tokens": repeated,
     }
     for name, function in ours.items():
@@ -165,28 +165,32 @@ def judge_by(rule: str | Verifier = "block") -> None:
     os.environ[_RUNNER] = "0"
     for name, function in ours.items():
         setattr(rejection_sampler, name, function)
-    _log.info("drafts are judged by outrider's rule %s", judge.name)
+    _log.info("drafts are judged by outrider's rule %s", verifier.name)
 
 
 def plugin() -> None:
     """What vLLM calls in each of its processes: nothing, unless OUTRIDER_VLLM_RULE names a rule."""
     if rule := os.environ.get(VARIABLE):
-        judge_by(rule)
+        use_verifier(rule)
 
 
 def _able(rule: str | Verifier) -> Verifier:
-    judge = verifiers.named(rule)
-    if judge is None or not judge.exact or not verifiers.judges(judge, _DRAFTS, is_chain=True):
+    verifier = verifiers.named(rule)
+    if (
+        verifier is None
+        or not verifier.exact
+        or not verifiers.supports(verifier, _DRAFTS, is_chain=True)
+    ):
         able = [
             name
             for name, other in verifiers.VERIFIERS.items()
-            if other.exact and verifiers.judges(other, _DRAFTS, is_chain=True)
+            if other.exact and verifiers.supports(other, _DRAFTS, is_chain=True)
         ]
         raise ConfigurationError(
-            f"vLLM's texts are to stay exact; got rule {rule if judge is None else judge.name!r}; "
-            f"use one of {', '.join(able)}"
+            "vLLM's texts are to stay exact; got rule "
+            f"{rule if verifier is None else verifier.name!r}; use one of {', '.join(able)}"
         )
-    return judge
+    return verifier
 
 
 def _known() -> None:
@@ -232,7 +236,7 @@ def _sampler(rule: Verifier) -> Callable[..., Tensor]:
         drafted = VllmDraft(
             draft_token_ids, num_draft_tokens, target_logits, draft_probs, bonus_token_ids
         )
-        return judged(rule, drafted, sampling_metadata)
+        return verify_drafts(rule, drafted, sampling_metadata)
 
     return rejection_sample
 

@@ -11,6 +11,7 @@
 
 #define WIDEST_KEY 256
 #define MANY 4 /* lanes of values whose sums stay in registers */
+#define FEW 64 /* nodes whose states of one row of K and one lane stand side by side */
 
 /* `to` [K, V] = decay from + key delta'; the decay is one number, or one for each of K. */
 ALWAYS void advanced(
@@ -81,14 +82,62 @@ void outrider_advance(
     }
 }
 
+/* One lane of `seen` [N, V]: sums over K of query S for nodes whose deltas are known ahead. A row
+ * of the state is read once, and no state of a node is written. `query` is [N, K], the keys are
+ * `apart` numbers from each other; `chain`: each node starts from the one before. */
+ALWAYS void read_known(
+    float *seen, const float *state, const int64_t *origin, const float *query, const float *key,
+    int64_t apart, const float *decay, const float *delta, int64_t heads, int64_t keys,
+    int64_t values, const int64_t nodes, const int chain) {
+    lanes sums[FEW], made[FEW + 1];
+    for (int64_t n = 0; n < nodes; n++) sums[n] = all(0);
+    for (int64_t k = 0; k < keys; k++) {
+        made[0] = get(state + k * values);
+#pragma GCC unroll 8
+        for (int64_t n = 0; n < nodes; n++) {
+            const lanes from = made[chain ? n : origin[n]];
+            sums[n] = fma_(all(query[n * keys + k]), from, sums[n]);
+            const lanes kept = mul(all(decay[n * heads]), from);
+            made[n + 1] = fma_(all(key[n * apart + k]), get(delta + n * heads * values), kept);
+        }
+    }
+    for (int64_t n = 0; n < nodes; n++) put(seen + n * heads * values, sums[n]);
+}
+
+/* The same for all lanes. Of up to four nodes in a chain all sums stay in registers. */
+static void read_all_known(
+    float *seen, const float *state, const int64_t *origin, const float *query, const float *key,
+    int64_t apart, const float *decay, const float *delta, int64_t heads, int64_t keys,
+    int64_t values, int64_t nodes) {
+    int chain = 1;
+    for (int64_t n = 0; n < nodes; n++) chain &= origin[n] == n;
+    for (int64_t e = 0; e < values; e += LANES) {
+#define READ_KNOWN(N, CHAIN) \
+    read_known( \
+        seen + e, state + e, origin, query, key, apart, decay, delta + e, heads, keys, values, N, \
+        CHAIN)
+        if (chain && nodes == 1) READ_KNOWN(1, 1);
+        else if (chain && nodes == 2) READ_KNOWN(2, 1);
+        else if (chain && nodes == 3) READ_KNOWN(3, 1);
+        else if (chain && nodes == 4) READ_KNOWN(4, 1);
+        else READ_KNOWN(nodes, 0);
+#undef READ_KNOWN
+    }
+}
+
 /* Outputs [B, N, H, V] of nodes, each from the state that `origins` [B, N] says: 0 is the row's
  * own of `states`, 1 + n that behind node n. With `corrects`, a node's delta is beta (value - what
- * the state says of its key), else its value; `room` holds [threads, N, K, V] numbers. */
+ * the state says of its key), else its value; `room` holds [threads, N, K, V] numbers.
+ *
+ * Ahead of that the states are advanced by `count` [B] entries of the rows' logs from ring places
+ * `first` [B] on, and the nodes' entries are written there at places `lines` [B, N]: logs are as in
+ * `outrider_advance`. */
 void outrider_outer_nodes(
     int64_t rows, int64_t nodes, int64_t heads, int64_t groups, int64_t keys, int64_t values,
-    int64_t by_channel, int64_t corrects, int64_t threads, const void *origins, const void *states,
-    const void *query, const void *key, const void *value, const void *beta, const void *decay,
-    void *room, void *delta, void *out) {
+    int64_t by_channel, int64_t corrects, int64_t threads, int64_t ring, const void *origins,
+    void *states, const void *query, const void *key, const void *value, const void *beta,
+    const void *decay, void *room, void *delta, void *out, const void *first, const void *count,
+    const void *lines, void *log_decay, void *log_key, void *log_delta) {
     const int64_t size = keys * values, decays = by_channel ? keys : 1, pairs = rows * heads;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && pairs * size > 65536)
     for (int64_t thread = 0; thread < threads; thread++) {
@@ -96,14 +145,23 @@ void outrider_outer_nodes(
         for (int64_t pair = thread; pair < pairs; pair += threads) {
             const int64_t b = pair / heads, h = pair % heads, g = h / (heads / groups);
             const int64_t *origin = (const int64_t *)origins + b * nodes;
+            float *base = (float *)states + pair * size;
+            for (int64_t n = 0; n < ((const int64_t *)count)[b]; n++) {
+                const int64_t at = b * ring + (((const int64_t *)first)[b] + n) % ring;
+                advanced(
+                    base, base, (const float *)log_decay + (at * heads + h) * decays, by_channel,
+                    (const float *)log_key + (at * groups + g) * keys,
+                    (const float *)log_delta + (at * heads + h) * values, keys, values);
+            }
+            const int known = !corrects && !by_channel && nodes <= FEW;
             for (int64_t n = 0; n < nodes; n++) {
                 const int64_t shared = ((b * nodes + n) * groups + g) * keys;
                 const int64_t own = (b * nodes + n) * heads + h;
                 const float *k = (const float *)key + shared, *q = (const float *)query + shared;
                 const float *left = (const float *)decay + own * decays;
-                const float *from = origin[n] ? made + (origin[n] - 1) * size
-                                              : (const float *)states + pair * size;
-                float keyed[WIDEST_KEY], asked[WIDEST_KEY];
+                const float *from = origin[n] ? made + (origin[n] - 1) * size : base;
+                float keyed[WIDEST_KEY], alone[WIDEST_KEY];
+                float *asked = known ? made + n * keys : alone;
                 lanes both = all(0);
                 for (int64_t e = 0; e < keys; e += LANES) {
                     const lanes by = by_channel ? get(left + e) : all(left[0]);
@@ -112,20 +170,50 @@ void outrider_outer_nodes(
                     put(asked + e, mul(get(q + e), by));
                 }
                 const lanes self = all(total(both));
+                const int64_t place = b * ring + ((const int64_t *)lines)[b * nodes + n];
+                float *noted = (float *)log_delta + (place * heads + h) * values;
+                memcpy(
+                    (float *)log_decay + (place * heads + h) * decays, left,
+                    decays * sizeof(float));
+                if (h % (heads / groups) == 0)
+                    memcpy((float *)log_key + (place * groups + g) * keys, k, keys * sizeof(float));
                 float *added = (float *)delta + own * values, *answer = (float *)out + own * values;
                 const float *given = (const float *)value + own * values;
+                if (known) {
+                    memcpy(added, given, values * sizeof(float));
+                    memcpy(noted, given, values * sizeof(float));
+                    made[nodes * keys + n] = total(both);
+                    continue;
+                }
                 read_state(added, answer, from, keyed, asked, keys, values);
                 const lanes share = all(corrects ? ((const float *)beta)[own] : 1.0f);
                 for (int64_t e = 0; e < values; e += LANES) {
                     lanes new = get(given + e);
                     if (corrects) new = mul(sub(new, get(added + e)), share);
                     put(added + e, new);
+                    put(noted + e, new);
                     put(answer + e, fma_(self, new, get(answer + e)));
                 }
                 int64_t last = nodes - 1;
                 while (last > n && origin[last] != n + 1) last--;
                 if (last > n)
                     advanced(made + n * size, from, left, by_channel, k, added, keys, values);
+            }
+            if (!known) continue;
+            const int64_t row = b * nodes * heads + h;
+            const float *first_key = (const float *)key + (b * nodes * groups + g) * keys;
+            const float *given = (const float *)value + row * values;
+            float *answers = (float *)out + row * values;
+            read_all_known(
+                answers, base, origin, made, first_key, groups * keys, (const float *)decay + row,
+                given, heads, keys, values, nodes);
+            for (int64_t n = 0; n < nodes; n++) {
+                const lanes self = all(made[nodes * keys + n]);
+                const int64_t own = n * heads * values;
+                for (int64_t e = 0; e < values; e += LANES)
+                    put(
+                        answers + own + e,
+                        fma_(self, get(given + own + e), get(answers + own + e)));
             }
         }
     }

@@ -14,7 +14,7 @@ from outrider.models.cpu_kernels import build
 LANES, WIDEST_KEY = 16, 256  #: of outer_product.c
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _ADVANCE = (_WHOLE,) * 8 + (_POINTER,) * 7
-_NODES = (_WHOLE,) * 9 + (_POINTER,) * 10
+_NODES = (_WHOLE,) * 10 + (_POINTER,) * 16
 
 
 def unsupported_reason(state: Tensor) -> str | None:
@@ -59,8 +59,14 @@ def over_nodes(
     value: Tensor,
     beta: Tensor | None,
     decay: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Outputs and deltas [B, Q, H, V] of a call's nodes.
+    log: tuple[Tensor, Tensor, Tensor],
+    lines_BQ: Tensor,
+    due: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Outputs [B, Q, H, V] of a call's nodes, whose entries are written to the log.
+
+    Ahead of that the states are advanced, in place, by what is due: `due[1]` [B] entries from place
+    `due[0]` [B] modulo R on. The log is as `advance` takes it, the nodes' places are `lines_BQ`.
 
     A node starts from the row's state [B, H, K, V] where `origins_BQ` is 0, from that behind node n
     where it is 1 + n. With `beta` [B, Q, H] its delta corrects what the state says of its key, else
@@ -69,12 +75,16 @@ def over_nodes(
     rows, heads, keys, values = state.shape
     nodes, threads = query.shape[1], torch.get_num_threads()
     share = decay if beta is None else beta
+    if not all(table.is_contiguous() for table in (state, *log)):
+        raise ValueError("states and logs lie in one piece each")
     asked = origins_BQ, state, query, key, value, share, decay
     read = [table.contiguous() for table in asked]
+    places = [table.contiguous() for table in (*due, lines_BQ)]
     room = torch.empty(threads, nodes, keys, values)
     delta, out = torch.empty_like(read[4]), torch.empty_like(read[4])
     build.function("outrider_outer_nodes", _NODES)(
         rows, nodes, heads, key.shape[2], keys, values, decay.dim() == 4, beta is not None,
-        threads, *(table.data_ptr() for table in (*read, room, delta, out)),
+        threads, log[0].shape[1],
+        *(table.data_ptr() for table in (*read, room, delta, out, *places, *log)),
     )  # fmt: skip
-    return out, delta
+    return out

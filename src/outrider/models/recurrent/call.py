@@ -149,6 +149,17 @@ class StateCall:
     # ------------------------------------------------------------------ what layers ask
 
     @cached_property
+    def none_B(self) -> Tensor:
+        """No entries, of each row."""
+        return torch.zeros_like(self.settled_B)
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        """The ring places of a tree's nodes [B Q], rows behind one another."""
+        assert self.lines_BQ is not None
+        return (self.lines_BQ + self._rows * self.ring).flatten()
+
+    @cached_property
     def origins_BQ(self) -> Tensor | None:
         """`origins` as a table; None if some nodes start from states of earlier calls."""
         return torch.tensor(self.origins) if self.outside_BED is None else None
@@ -156,9 +167,10 @@ class StateCall:
     def note(self, ring_BR: Tensor, entry_BQ: Tensor) -> None:
         """Write the nodes' entries [B, Q, ...] to a ring [B, R, ...]; of text, the last ones."""
         # by whole entries: scatter and gather take each number of an entry by itself, ten times
-        # as long
+        # as long, and indexing by two tables three times
         if self.lines_BQ is not None:
-            ring_BR[self._rows, self.lines_BQ] = entry_BQ.to(ring_BR.dtype)
+            entries = entry_BQ.to(ring_BR.dtype).flatten(0, 1)
+            ring_BR.view(-1, *ring_BR.shape[2:]).index_copy_(0, self._flat, entries)
             return
         assert self._text is not None
         node_BR, there_BR = self._text
@@ -177,7 +189,8 @@ class StateCall:
             before = self.slots_BQ[:, :1] - torch.arange(size - 1, 0, -1, device=place.device)
             source = torch.cat([ring_BRC[self._rows, before % self.ring], x_BQC], 1)
             self.note(ring_BRC, x_BQC)
-        found = source[self._rows, place.flatten(1)].view(rows, queries, size, wide)
+        flat = (place.flatten(1) + self._rows * source.shape[1]).flatten()
+        found = source.view(-1, wide).index_select(0, flat).view(rows, queries, size, wide)
         return found if there is None else found * there[..., None]
 
     def _windows(self, size: int) -> tuple[Tensor, Tensor | None]:
@@ -236,9 +249,19 @@ class NodeStates:
         recurrence: "Recurrence",
         base: Tensor,
         log: tuple[Tensor, ...],
+        due: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self._call, self._recurrence, self.base, self._log = call, recurrence, base, log
+        self._call, self._recurrence, self.base, self.log = call, recurrence, base, log
+        #: the entries of each row that the state is to be advanced by ahead of the nodes: the first
+        #: slot and how many; None: it is done, and entries of nodes are written for them
+        self.due = due
         self._by_node: list[tuple[int, ...]] = []
+
+    @property
+    def lines_BQ(self) -> Tensor:
+        """The nodes' places in the ring."""
+        assert self._call.lines_BQ is not None
+        return self._call.lines_BQ
 
     @property
     def origins_BQ(self) -> Tensor | None:
@@ -258,7 +281,7 @@ class NodeStates:
             self._last.update(dict.fromkeys(origins, node))
         self._made: dict[int, Tensor] = {0: base}
         for number in range(0 if call.outside_BED is None else call.outside_BED.shape[1]):
-            self._made[1 + nodes + number] = self._replayed(base, self._log, number)
+            self._made[1 + nodes + number] = self._replayed(base, self.log, number)
 
     def of_parent(self, node: int) -> Tensor:
         """The state [B, ...] that a node starts from; nobody may write to it."""

@@ -45,6 +45,10 @@ class ElementwiseState(ABC):
         """Advance rows' states in place by so many entries [B, R, ...] each, from `first_B` on."""
         apply_each(self, state, log, first_B, count_B)
 
+    def takes_due(self, state: Tensor) -> bool:
+        """No: it is settled ahead of the call."""
+        return False
+
     def begin(self, state: Tensor) -> None:
         """Fill a new layer's zeroed states with what an empty text has."""
         state.zero_()

@@ -27,6 +27,8 @@ class GatedDeltaRule(OuterProductState):
     """Queries and keys [B, Q, G, K], values [B, Q, H, V], beta [B, Q, H], log decay [B, Q, H] or
     [B, Q, H, K]."""
 
+    fused = True
+
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """Of a row's state, and of one node's entries in the log."""
         _, k, v, _, log = inputs

@@ -17,9 +17,17 @@ from outrider.models.recurrent.call import NodeStates, apply_each
 class OuterProductState:
     """How a state is advanced by its log.
 
+    `fused`: its pass over nodes is `compiled_nodes`, where there is a kernel.
+
     An entry is a decay [B, H] or [B, H, K], a key [B, G, K], which groups of heads may share, and a
     delta [B, H, V]. The last of a recurrence's inputs is the log of the decay.
     """
+
+    fused = False
+
+    def takes_due(self, state: Tensor) -> bool:
+        """Whether its pass over nodes first applies what is due, and writes the nodes' entries."""
+        return self.fused and compiled.unsupported_reason(state) is None
 
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
         """The state behind one node, written to `into`: it may be `state`."""
@@ -76,15 +84,19 @@ class OuterProductState:
 def compiled_nodes(
     nodes: NodeStates, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-    """Outputs and entries of a call's nodes by one kernel; None where it has to be torch's way.
+    """Outputs of a call's nodes by one kernel, which writes their entries; None where it has to be
+    torch's way.
 
     `beta` is as in `outrider.models.cpu_kernels.outer_product.over_nodes`.
     """
-    origins_BQ = nodes.origins_BQ
-    if origins_BQ is None or compiled.unsupported_reason(nodes.base) is not None:
+    if nodes.due is None:
         return None
-    out, delta = compiled.over_nodes(nodes.base, origins_BQ, q, k, v, beta, decay)
-    return out, (decay, k, delta)
+    origins_BQ, (decays, keys, deltas) = nodes.origins_BQ, nodes.log
+    assert origins_BQ is not None
+    log = decays, keys, deltas
+    return compiled.over_nodes(
+        nodes.base, origins_BQ, q, k, v, beta, decay, log, nodes.lines_BQ, nodes.due
+    ), ()
 
 
 def per_head(key: Tensor, heads: int, dim: int) -> Tensor:

@@ -27,6 +27,8 @@ _UNLIMITED = (0.0, float("inf"))
 class StateSpaceDuality(OuterProductState):
     """C and B [B, Q, G, N], dt x [B, Q, H, P], log decay [B, Q, H]; outputs without D x."""
 
+    fused = True
+
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """Of a row's state, and of one node's entries in the log."""
         _, b, delta, log = inputs

@@ -33,8 +33,14 @@ class Recurrence(Protocol):
     def begin(self, state: Tensor) -> None:
         """Fill zeroed states with what an empty text has."""
 
+    def takes_due(self, state: Tensor) -> bool:
+        """Whether `over_nodes` first applies what is due, and writes the nodes' entries itself."""
+
     def over_nodes(self, nodes: NodeStates, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Outputs of a call's nodes and their entries, each from its parent's state."""
+        """Outputs of a call's nodes and their entries, each from its parent's state.
+
+        No entries where it has written them: where something is due, be it nothing.
+        """
 
     def over_text(
         self, state: Tensor, ancestors_BQQ: Tensor, *inputs: Tensor
@@ -88,6 +94,9 @@ class RecurrentStates:
         self.inputs: dict[tuple[int, int], Tensor] = {}  # layer, number -> [max_rows, R, C]
         self._call: StateCall | None = None
         self._torn = False  #: whether some layers' states stand behind others'
+        #: by layer and number, the first slot and the number of each row's entries that its state
+        #: is advanced by in the call, by the kernel that reads it anyway
+        self._due: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.limit = limit  #: what a model's whole forward cuts the steps of its recurrences to
 
     # ------------------------------------------------------------------ calls
@@ -100,16 +109,19 @@ class RecurrentStates:
         """
         base_B, slots_BQ = self.base_B[: self.rows], nodes.slots_BQ
         first_B = slots_BQ.amin(1)
+        before_B = base_B.clone()
         self._apply((torch.minimum(nodes.settled_B, first_B) - base_B).clamp(min=0))
         if bool((first_B < base_B).any()):
             nodes = _behind(nodes, base_B)
             slots_BQ = nodes.slots_BQ
             first_B = torch.maximum(first_B, base_B)
         if bool((nodes.settled_B > first_B).any()):
+            self.flush()
             self._call = StateCall.reading(nodes, self.ring)
             self.base_B[: self.rows] = torch.maximum(base_B, self._call.settled_B)
         else:
-            self._fit(self.max_rows, int((slots_BQ.amax(1) - base_B).max()) + 1 + BEHIND)
+            # with room for what is due: a row's entries are written before others' are applied
+            self._fit(self.max_rows, int((slots_BQ.amax(1) - before_B).max()) + 1 + BEHIND)
             tables = (table[: self.rows] for table in (self._parent_BR, self._depth_BR))
             self._call = StateCall.growing(nodes, base_B, *tables)
         self._call.note(self._parent_BR[: self.rows], self._call.parent_BQ)
@@ -139,8 +151,16 @@ class RecurrentStates:
             out, entries, settled = call.read(recurrence, state, inputs)
             state.copy_(settled)
         else:
-            some = tuple(ring[:rows] for ring in log.entries)
-            out, entries = recurrence.over_nodes(NodeStates(call, recurrence, state, some), *inputs)
+            some, due = tuple(ring[:rows] for ring in log.entries), None
+            if call.origins_BQ is not None and recurrence.takes_due(state):
+                due = self._due.get((layer, number)) or (self.base_B[:rows], call.none_B)
+            else:
+                self.flush((layer, number))
+            nodes = NodeStates(call, recurrence, state, some, due)
+            out, entries = recurrence.over_nodes(nodes, *inputs)
+            self._due.pop((layer, number), None)
+            if due is not None:
+                return out
         for ring, entry in zip(log.entries, entries, strict=True):
             call.note(ring[:rows], entry)
         return out
@@ -163,6 +183,7 @@ class RecurrentStates:
 
     def take(self, rows: Sequence[int]) -> "RecurrentStates":
         """A copy of these rows, in this order."""
+        self.flush()
         few = RecurrentStates(len(rows), self.base_B.device, self.limit)
         at = torch.tensor(list(rows), dtype=torch.int64, device=self.base_B.device)
         few.ring = self.ring
@@ -177,6 +198,8 @@ class RecurrentStates:
 
     def put(self, into: Sequence[int], other: "RecurrentStates") -> Self:
         """Write the rows of `other` at these rows; returns this object."""
+        self.flush()
+        other.flush()
         rows = max(self.rows, 1 + max(into, default=-1))
         if other.ring < self.ring:
             other = other.take(range(other.rows))
@@ -207,6 +230,7 @@ class RecurrentStates:
 
     def narrow(self, rows: int) -> Self:
         """The first rows; those behind them are free for `put`."""
+        self.flush()
         self.rows, self._call = rows, None
         return self
 
@@ -236,13 +260,24 @@ class RecurrentStates:
         base_B = self.base_B[: self.rows]
         if self._torn:
             raise MemoryError("states of some layers only were advanced, as memory ran out")
+        self.flush()
         if bool((count_B > 0).any()):
-            self._torn = True
-            for log in self.logs.values():
-                entries = tuple(ring[: self.rows] for ring in log.entries)
-                log.recurrence.apply(log.state[: self.rows], entries, base_B, count_B)
+            self._torn, due = True, (base_B.clone(), count_B)
+            for place, log in self.logs.items():
+                self._due[place] = due
+                if not log.recurrence.takes_due(log.state[: self.rows]):
+                    self.flush(place)
             self._torn = False
         base_B += count_B
+
+    def flush(self, place: tuple[int, int] | None = None) -> None:
+        """Apply what is due: of one layer, or of all that the last call left out."""
+        for each in [place] if place is not None else [*self._due]:
+            if (due := self._due.get(each)) is not None:
+                log = self.logs[each]
+                entries = tuple(ring[: self.rows] for ring in log.entries)
+                log.recurrence.apply(log.state[: self.rows], entries, *due)
+                del self._due[each]
 
     def _rings(self) -> list[Tensor]:
         """All tables that are addressed by slot but the parents'."""
@@ -274,6 +309,8 @@ class RecurrentStates:
 
     def _fit(self, max_rows: int, ring: int) -> None:
         """Longer tables if there are fewer rows or slots."""
+        if ring > self.ring or max_rows > self.max_rows:
+            self.flush()
         if ring > self.ring:
             self._turn(1 << (ring - 1).bit_length())
         if max_rows > self.max_rows:

@@ -31,7 +31,7 @@ def _unfit(device: torch.device) -> str | None:
 
 def _declines(op: str, *inputs: object) -> str | None:
     draft = inputs[0]
-    if op == "judge:kseq" and isinstance(draft, Draft) and not kseq.fits(draft):
+    if op == "verify:kseq" and isinstance(draft, Draft) and not kseq.fits(draft):
         return "a node has placed and drawn children, or draws of several laws"
     return None
 
@@ -39,12 +39,12 @@ def _declines(op: str, *inputs: object) -> str | None:
 BACKEND = Backend(
     "cpu",
     {
-        "judge:chain": chain.verify,
-        "judge:block": block.verify,
-        "judge:match": match.verify,
-        "judge:tree": tree.verify,
-        "judge:traversal": traversal.verify,
-        "judge:kseq": kseq.verify,
+        "verify:chain": chain.verify,
+        "verify:block": block.verify,
+        "verify:match": match.verify,
+        "verify:tree": tree.verify,
+        "verify:traversal": traversal.verify,
+        "verify:kseq": kseq.verify,
         "streams": sample.streams,
         "sample": sample.sample,
         "several": sample.several,

@@ -41,7 +41,7 @@ class _KernelSizes(ctypes.Structure):
     ]
 
 
-class Judged(NamedTuple):
+class BlockVerdict(NamedTuple):
     """A verdict's tables, and which rows of them are not written."""
 
     path_BD: Tensor
@@ -51,7 +51,7 @@ class Judged(NamedTuple):
     left: list[int]
 
 
-def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> Judged | None:
+def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> BlockVerdict | None:
     """The verdicts of `outrider.ops.cpu.block`; None where every row is left to it."""
     laws = scores.laws
     batch, nodes, vocab = laws.logits_BRV.shape
@@ -85,7 +85,7 @@ def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> Judged |
         sizes.first, sizes.stop = first, min(first + group, batch)
         _weigh(laws, first, sizes.stop, room)
         run(_LIMITS, ctypes.addressof(sizes), given, room.ctypes.data, *out, done.ctypes.data)
-    return Judged(path_BD, count_B, next_B, overlap_BD, np.flatnonzero(done == 0).tolist())
+    return BlockVerdict(path_BD, count_B, next_B, overlap_BD, np.flatnonzero(done == 0).tolist())
 
 
 class _Guesses(NamedTuple):

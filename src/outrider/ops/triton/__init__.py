@@ -45,11 +45,11 @@ def _declines(op: str, *inputs: object) -> str | None:
 BACKEND = Backend(
     "triton",
     {
-        "judge:chain": chain.verify,
-        "judge:block": block.verify,
-        "judge:match": match.verify,
-        "judge:tree": tree.verify,
-        "judge:traversal": traversal.verify,
+        "verify:chain": chain.verify,
+        "verify:block": block.verify,
+        "verify:match": match.verify,
+        "verify:tree": tree.verify,
+        "verify:traversal": traversal.verify,
         "sample": sample.sample,
         "several": sample.several,
         "floors": floors.floors,

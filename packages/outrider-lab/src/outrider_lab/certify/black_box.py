@@ -85,7 +85,7 @@ def foreign(
     tests: list[Test]
     if sampling.temperature == 0:
         name = "greedy certificate"
-        tests = [judge.certificate(name, texts.batches(name, power.equality), sampling)]
+        tests = [judge.certificate(name, texts.batches(name, power.equality_tokens), sampling)]
     else:
         tests, _ = judge.conditional(texts.batches("conditional tests", power.tokens))
         tests.append(judge.marginal(ids, texts.of_one))

@@ -83,7 +83,7 @@ def pairs(made: Mapping[str, Drafter]) -> list[ModelPair]:
     found = []
     for label, drafter in made.items():
         for rule in verifiers.VERIFIERS.values():
-            if not rule.exact or not verifiers.judges(
+            if not rule.exact or not verifiers.supports(
                 rule, drafter.kinds, drafter.shapes[0].is_chain
             ):
                 continue

@@ -11,14 +11,14 @@ class Power:
     """How much is decoded and what must be detectable.
 
     tokens     tokens for the conditional tests        samples  runs of the marginal test
-    equality   tokens for each certificate             level    joint false-alarm level
+    equality_tokens  tokens for each certificate          level    joint false-alarm level
     power      probability with which stated effects are found
     effect     "exact" is only said if a shift of this much probability would have been found
     """
 
     tokens: int = 16_384
     samples: int = 2_048
-    equality: int = 1_024
+    equality_tokens: int = 1_024
     level: float = 1e-3
     power: float = 0.9
     effect: float = 0.03

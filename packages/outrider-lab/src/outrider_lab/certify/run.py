@@ -209,7 +209,7 @@ class _Run:
         self, name: str, engine: Engine, sampling: SamplingParams, purpose: int
     ) -> Test:
         new = self.power.new_tokens
-        rows = max(self.power.equality // new, 1)
+        rows = max(self.power.equality_tokens // new, 1)
         equal = 0
 
         def decoded() -> Iterator[list[CertifiedText]]:

@@ -135,7 +135,9 @@ def command(
     rows: Annotated[int, typer.Option(help="Texts decoded together.")] = Power.rows,
     tokens: Annotated[int, typer.Option(help="Tokens for the conditional tests.")] = Power.tokens,
     samples: Annotated[int, typer.Option(help="Runs of the marginal test.")] = Power.samples,
-    equality: Annotated[int, typer.Option(help="Tokens of each certificate.")] = Power.equality,
+    equality_tokens: Annotated[
+        int, typer.Option(help="Tokens of each certificate.")
+    ] = Power.equality_tokens,
     level: Annotated[
         float, typer.Option(help="Chance of a false alarm by any test.")
     ] = Power.level,
@@ -167,7 +169,7 @@ def command(
     from outrider.text.decoder_prompt import ruled
     from outrider_lab.certify import certify
 
-    power = Power(tokens, samples, equality, level, effect=effect, seed=seed, rows=rows)
+    power = Power(tokens, samples, equality_tokens, level, effect=effect, seed=seed, rows=rows)
     sampling = SamplingParams(temperature, top_k, top_p, min_p)
     if every is not None and options.choices(setup):
         raise ConfigurationError(

@@ -105,7 +105,7 @@ def plan(
     draft: Annotated[
         str | None, typer.Option("--draft-model", help="Of --prompts: a draft to try as well.")
     ] = None,
-    each: Annotated[int, typer.Option(min=1, help="Of --prompts: as many of a category.")] = 3,
+    limit: Annotated[int, typer.Option(min=1, help="Of --prompts: as many of a category.")] = 3,
     new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Of --prompts: of each answer.")
     ] = 64,
@@ -131,7 +131,7 @@ def plan(
         from outrider_lab.tasks.chooser import ChoiceRequest
 
         how = dtype or "auto", threads or 1
-        asked = ChoiceRequest(model, draft, prompts, each, new_tokens, temperature, *how)
+        asked = ChoiceRequest(model, draft, prompts, limit, new_tokens, temperature, *how)
         _choose(asked, as_json)
         return
     from outrider.resolve_config import seen

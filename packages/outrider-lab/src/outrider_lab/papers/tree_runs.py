@@ -89,7 +89,7 @@ def measure(
             plan.seed,
         )
     arms = {(0, PLAIN.method): PLAIN} | best(jobs, every)
-    judged = _judged(store, arms, decoded, judging, plan, progress)
+    judged = _verified(store, arms, decoded, judging, plan, progress)
     times = _times(store, arms, using, judging[: plan.timed], plan, progress)
     return store, Measured(every, judged, times, arms)
 
@@ -143,7 +143,7 @@ def decode(speculator: Speculator, prompts: Prompts, plan: TreePlan, seed: int) 
     return found | {"seed": seed}
 
 
-def _judged(
+def _verified(
     store: record.Store,
     arms: dict[tuple[int, str], TreeArm],
     decoded: Callable[[TreeArm, Prompts, int], record.Row],

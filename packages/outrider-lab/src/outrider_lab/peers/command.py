@@ -62,7 +62,7 @@ class PeersRequest:
     modes: Annotated[
         str | None, typer.Option(help="llama.cpp's n-gram modes. Default: all four.")
     ] = None
-    each: Annotated[int, typer.Option(min=1, help="Prompts of each of six kinds.")] = 4
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of each of six kinds.")] = 4
     new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=2, help="Of each answer.")
     ] = 64
@@ -229,7 +229,7 @@ def _text(
         path, asked.draft, sys.executable, asked.peer or sys.executable, names, modes, cores,
         asked.dtype, tokens, asked.first_start,
     )  # fmt: skip
-    tasks = prompts.tasks(1 if quick else asked.each)
+    tasks = prompts.tasks(1 if quick else asked.limit)
     tokenizer = gguf_files.tokenizer(path)
     load = os.getloadavg()[0]
     found = text.run(
@@ -290,7 +290,7 @@ def _servers(
         path, given if given.is_dir() else None, sys.executable, asked.peer or sys.executable,
         tuple(there), clients, modes, cores, asked.dtype, tokens, 1 if quick else asked.rounds,
     )  # fmt: skip
-    tasks = prompts.tasks(1 if quick else asked.each)
+    tasks = prompts.tasks(1 if quick else asked.limit)
     tokenizer, load = gguf_files.tokenizer(path), os.getloadavg()[0]
     ids = [prompts.token_ids(tokenizer, task.turns) for task in tasks]
     found = servers.run(request, ids, store, progress)

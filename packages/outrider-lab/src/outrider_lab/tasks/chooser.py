@@ -36,7 +36,7 @@ class ChoiceRequest:
     model: str
     draft: str | None
     prompts: Path
-    each: int = 3
+    limit: int = 3
     new_tokens: int = 64
     temperature: float = 0.0
     dtype: str = "auto"
@@ -65,7 +65,7 @@ def run(asked: ChoiceRequest, progress: Show) -> tuple[Tables, str]:
     Raises PromptError for a file without prompts, ConfigurationError for a model that
     reads no text.
     """
-    tasks = some(read_rows(asked.prompts), asked.each)
+    tasks = some(read_rows(asked.prompts), asked.limit)
     base = load(asked.model, asked.draft, dtype=asked.dtype, threads=asked.threads)
     if base.engine.target.reads != "text" or base.tokenizer is None:
         raise ConfigurationError(

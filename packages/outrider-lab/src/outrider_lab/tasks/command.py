@@ -44,7 +44,7 @@ def tasks(
         Path | None,
         typer.Option("--human-eval", help="HumanEval.jsonl.gz, in place of the shipped prompts."),
     ] = None,
-    each: Annotated[
+    limit: Annotated[
         int | None, typer.Option(min=1, help="Prompts of each kind, or problems. Default: all.")
     ] = None,
     new_tokens: Annotated[
@@ -77,7 +77,7 @@ def tasks(
         target, draft, drafters, table, skip, dtype, threads, problems
     )
     amount = experiment.amount(quick, new_tokens, temperature, seed, run_code, rows)
-    count = each or (4 if quick else None)
+    count = limit or (4 if quick else None)
     with bar("tasks") as progress:
         tables, titles = experiment.run(asked, count, amount, out, progress, pictures)
     show(tasks, tables, titles, out)

@@ -42,7 +42,7 @@ def emitted(rule: Verifier, target: Array, draft: Array) -> tuple[Array, Array]:
         drawn = q[:, token] > 0
         if not drawn.any():
             continue
-        stop, following = _judged(rule, p[drawn], q[drawn], token)
+        stop, following = _verified(rule, p[drawn], q[drawn], token)
         weight = q[drawn, token]
         law[drawn] += (weight * stop[:, 0])[:, None] * following[:, 0]
         law[drawn, token] += weight * stop[:, 1]
@@ -64,7 +64,7 @@ def price(rule: Verifier, target: Array, draft: Array) -> Price:
     )
 
 
-def _judged(rule: Verifier, p: Array, q: Array, token: int) -> tuple[Array, Array]:
+def _verified(rule: Verifier, p: Array, q: Array, token: int) -> tuple[Array, Array]:
     """Stop probabilities [n, 2] and next-token laws [n, 2, V] when `token` was drafted."""
     rows = len(p)
     table = children((1,))
