@@ -17,10 +17,10 @@ import sys
 import torch
 
 import outrider
-from outrider.models.flops import sizes as sizes_of
 from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
 from outrider_lab.bench.rates import Rates, Steps
+from outrider_lab.flops import sizes as sizes_of
 from outrider_lab.theory import capacity
 
 

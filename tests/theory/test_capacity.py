@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.costs import Curve, Sizes
 from outrider.errors import ConfigurationError
-from outrider.models.flops import sizes
 from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
+from outrider_lab.flops import sizes
 from outrider_lab.theory import capacity
 from outrider_lab.theory.capacity import Drafting, Machine
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
-from outrider.models.flops import sizes
 from outrider.models.sources import DTYPES, ModelSource
 from outrider_lab.certify.report import Row
+from outrider_lab.flops import sizes
 
 _LEAST_S, _TIMES = 0.15, 5
 

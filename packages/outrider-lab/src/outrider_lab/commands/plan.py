@@ -200,8 +200,8 @@ def _sizes(
     layers: int,
 ) -> Sizes:
     """By name, by numbers, or by name with some numbers in place of its own."""
-    from outrider.models.flops import sizes as sizes_of
     from outrider.models.runtime_config import WEIGHTS
+    from outrider_lab.flops import sizes as sizes_of
 
     if dtype is not None and (model is None or dtype not in WEIGHTS):
         do = f"use one of {', '.join(WEIGHTS)}, and name a model"

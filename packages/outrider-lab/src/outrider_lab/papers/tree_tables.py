@@ -6,10 +6,10 @@ from pathlib import Path
 
 from outrider.cli import drawing
 from outrider.cli.console import Show
-from outrider.models.flops import empty
 from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
 from outrider_lab.bench import intervals
+from outrider_lab.flops import empty
 from outrider_lab.papers import record, tree_published, tree_runs
 from outrider_lab.papers.record import Tables
 from outrider_lab.papers.tree_runs import Groups, Measured, Prompts, TreePlan, efficiency
