@@ -21,9 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "real"))
 
 import annalog
-import ctranslate2
 import torch
-from ctranslate2.converters.transformers import BartLoader
 from test_annalog import MOLECULES
 
 import outrider
@@ -36,6 +34,8 @@ Arm = Callable[[list[int]], list[int]]
 
 def converted(model: Any, tokens: Sequence[str], folder: str) -> None:
     """The model in CTranslate2's format; its decoder begins with a token, as Bart's does."""
+    from ctranslate2.converters.transformers import BartLoader
+
     model.config.normalize_before = model.config.normalize_embedding = False
     spec = BartLoader().get_model_spec(model)
     names = [*tokens, *(f"<unused {at}>" for at in range(len(tokens), model.config.vocab_size))]
@@ -51,6 +51,8 @@ def converted(model: Any, tokens: Sequence[str], folder: str) -> None:
 
 def theirs(folder: str, tokens: Sequence[str], kind: str, beams: int) -> Arm:
     """CTranslate2's translator."""
+    import ctranslate2
+
     translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=1)
     numbers = {token: number for number, token in enumerate(tokens)}
 
