@@ -71,7 +71,9 @@ WAYS: dict[str, Callable[[], Any] | None] = {
 def loaded(folder: str, way: str) -> Any:
     config = WAYS[way]
     how = {} if config is None else {"quantization_config": config(), "device_map": "cpu"}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **how).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False, **how
+    ).eval()
     if way == "torch.compile":
         model.forward = torch.compile(model.forward, dynamic=True)
     return model
@@ -95,7 +97,7 @@ def calls(target: Any, looks: int = 9) -> dict[int, float]:
 
 def one(folder: str, way: str) -> str:
     """A line of the matrix."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     try:
         model = loaded(folder, way)
     except Exception as error:  # whatever a library makes of a processor that it does not know
