@@ -2,9 +2,10 @@
 
     python benchmarks/starts.py --model MODEL --whisper MODEL --recording FILE [--cap] [--core 0]
 
-Each is timed by the clock on the wall with an empty cache and with a warm one, pinned to one core
-on which another process spins (`taskset` of util-linux), which has half of it; the processor time
-beside it does not depend on who else is there. --cap leaves AVX2 alone.
+Each is timed by the clock on the wall three times, pinned to one core on which another process
+spins (`taskset` of util-linux), which has half of it: with an empty cache; again, when a checkout
+may still have kernels to compile and something to measure with them; and once more. --cap leaves
+AVX2 alone.
 """
 
 import argparse
@@ -99,7 +100,7 @@ def main() -> None:
                 continue
             with tempfile.TemporaryDirectory() as cache:
                 here = environment | {"XDG_CACHE_HOME": cache}
-                for state in ("empty", "warm"):
+                for state in ("empty cache", "the next start", "third start"):
                     before = processor_seconds()
                     if what == "serve":
                         listens, ready = serving(outrider(pinned, server, here), port)
@@ -108,7 +109,7 @@ def main() -> None:
                         words = generate if what == "generate" else hear
                         told = f"{first_output(outrider(pinned, words, here)):.1f} s"
                     cpu = processor_seconds() - before
-                    print(f"{what}, {state} cache: {told}, processor {cpu:.1f} s", flush=True)
+                    print(f"{what}, {state}: {told}, processor {cpu:.1f} s", flush=True)
     finally:
         spin.kill()
 
