@@ -15,8 +15,8 @@ _SELDOM, _USUAL = (100_000, 50, 100), gc.get_threshold()
 def uncollected() -> Iterator[None]:
     """Look for no garbage in cycles meanwhile.
 
-    Importing torch and transformers makes a million objects that stay; looking at them again and
-    again is a fifth of the time it takes.
+    Importing torch and transformers makes very many objects that stay, and time goes into looking at
+    them again and again.
 
     >>> with uncollected():
     ...     gc.isenabled()

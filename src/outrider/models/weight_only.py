@@ -269,7 +269,7 @@ def packable(model: nn.Module) -> list[tuple[nn.Module, str, bool]]:
 
 def finite(weight: Tensor) -> bool:
     """Whether all of its numbers are numbers: by the largest and the smallest, which are NaN or
-    infinite if any is, in a twentieth of the time that `torch.isfinite` takes.
+    infinite if any is: one pass that keeps nothing, where `torch.isfinite` writes a mask.
 
     >>> finite(torch.tensor([1.0, float("nan")]))
     False

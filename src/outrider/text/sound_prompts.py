@@ -20,12 +20,8 @@ SECONDS = 30.0  #: of a window: what the encoders of these models hear at once
 
 
 @dataclass(frozen=True)
-class TranscriptionPrompts:
-    """Transcription by a model whose prompts may hold sound. A `SoundPrompts`.
-
-    The processor's own `apply_transcription_request` makes the prompt where it has one, else the
-    chat template, of `INSTRUCTION` or of what is asked in its place.
-    """
+class TranscribingModel:
+    """What is the same of all `SoundPrompts`: how an answer is drawn, where it ends, its text."""
 
     name: str
     media: MediaProcessor
@@ -37,6 +33,30 @@ class TranscriptionPrompts:
     def rate(self) -> int:
         """Samples per second that it hears."""
         return self.media.rate
+
+    def sampling(self, temperature: float, seed: int, prompt: Sequence[int]) -> SamplingParams:
+        """With the rules that the model's generation configuration has for tokens."""
+        own = SamplingParams(temperature, seed=seed)
+        return ruled(own, self.defaults.rules_without(len(prompt)))
+
+    def limits(self, most: int) -> StopConditions:
+        """Where a text ends."""
+        return StopConditions(most, self.eos_ids)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The words of an answer's tokens."""
+        plain = [token for token in tokens if token not in self.eos_ids]
+        words: str = self.tokenizer.decode(plain, skip_special_tokens=True)
+        return words
+
+
+@dataclass(frozen=True)
+class TranscriptionPrompts(TranscribingModel):
+    """Transcription by a model whose prompts may hold sound. A `SoundPrompts`.
+
+    The processor's own `apply_transcription_request` makes the prompt where it has one, else the
+    chat template, of `INSTRUCTION` or of what is asked in its place.
+    """
 
     @cached_property
     def longest(self) -> float:
@@ -67,18 +87,8 @@ class TranscriptionPrompts:
         given = {name: known[name] for name in takes if known.get(name) is not None}
         return self.media.made(lambda: request(**given), "a recording to be transcribed")
 
-    def sampling(self, temperature: float, seed: int, prompt: Sequence[int]) -> SamplingParams:
-        """With the rules that the model's generation configuration has for tokens."""
-        own = SamplingParams(temperature, seed=seed)
-        return ruled(own, self.defaults.rules_without(len(prompt)))
-
-    def limits(self, most: int) -> StopConditions:
-        """Where a text ends."""
-        return StopConditions(most, self.eos_ids)
-
     def said(self, tokens: Sequence[int]) -> str:
         """The text of an answer, without what the processor knows to be none."""
-        plain = [token for token in tokens if token not in self.eos_ids]
-        text: str = self.tokenizer.decode(plain, skip_special_tokens=True)
+        text = self.text(tokens)
         extract = getattr(self.media.processor, "extract_transcription", None)
         return text if extract is None else str(extract(text))

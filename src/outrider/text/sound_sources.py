@@ -6,38 +6,24 @@ from typing import Any
 
 import torch
 
-from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.models.foreign_errors import first_line
-from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech.audio import Samples
-from outrider.text.decoder_prompt import ModelDefaults, ruled
-from outrider.text.media_processor import MediaProcessor
+from outrider.text.sound_prompts import SECONDS, TranscribingModel
 from outrider.types import Inputs
 
-SECONDS = 30.0  #: of a window, of which these models were trained on at most as much
 _FEATURES = ("input_features", "input_values")
 
 
 @dataclass(frozen=True)
-class SourceTranscription:
+class SourceTranscription(TranscribingModel):
     """Transcription by a model with an encoder of sound that is no Whisper. A `SoundPrompts`.
 
     begun  what an answer begins with where the processor has no words for it
     """
 
-    name: str
-    media: MediaProcessor
-    tokenizer: Any
-    eos_ids: tuple[int, ...]
-    defaults: ModelDefaults
     begun: tuple[int, ...]
     longest: float = SECONDS
-
-    @property
-    def rate(self) -> int:
-        """Samples per second that it hears."""
-        return self.media.rate
 
     def asked(
         self, samples: Samples, language: str | None, told: str | None
@@ -98,17 +84,6 @@ class SourceTranscription:
             ids = asked if asked[: len(ids)] == ids else [*ids, *asked]
         return ids, Inputs(None, features, there)
 
-    def sampling(self, temperature: float, seed: int, prompt: Sequence[int]) -> SamplingParams:
-        """With the rules that the model's generation configuration has for tokens."""
-        own = SamplingParams(temperature, seed=seed)
-        return ruled(own, self.defaults.rules_without(len(prompt)))
-
-    def limits(self, most: int) -> StopConditions:
-        """Where a text ends."""
-        return StopConditions(most, self.eos_ids)
-
     def said(self, tokens: Sequence[int]) -> str:
         """The text of an answer."""
-        plain = [token for token in tokens if token not in self.eos_ids]
-        text: str = self.tokenizer.decode(plain, skip_special_tokens=True)
-        return text
+        return self.text(tokens)

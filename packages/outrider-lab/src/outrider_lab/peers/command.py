@@ -208,6 +208,11 @@ def _name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{title}{capped}".lower()).strip("-")
 
 
+def _modes(asked: PeersRequest, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """llama.cpp's drafts that were asked for."""
+    return usual if asked.modes is None else tuple(filter(None, asked.modes.split(",")))
+
+
 def _text(
     asked: PeersRequest,
     path: Path,
@@ -223,7 +228,7 @@ def _text(
     from outrider_lab.tasks import prompts
 
     names = tuple(name for name in there if name not in (FASTER_WHISPER.name, VLLM.name))
-    modes = text.MODES if asked.modes is None else tuple(filter(None, asked.modes.split(",")))
+    modes = _modes(asked, text.MODES)
     tokens = 32 if quick else asked.new_tokens
     request = text.TextRequest(
         path, asked.draft, sys.executable, asked.peer or sys.executable, names, modes, cores,
@@ -282,9 +287,7 @@ def _servers(
     from outrider_lab.peers import gguf_files, servers, text
     from outrider_lab.tasks import prompts
 
-    modes = (
-        ("NGRAM_SIMPLE",) if asked.modes is None else tuple(filter(None, asked.modes.split(",")))
-    )
+    modes = _modes(asked, ("NGRAM_SIMPLE",))
     tokens = 32 if quick else asked.new_tokens
     request = servers.ServersRequest(
         path, given if given.is_dir() else None, sys.executable, asked.peer or sys.executable,
