@@ -15,8 +15,8 @@ _SELDOM, _USUAL = (100_000, 50, 100), gc.get_threshold()
 def uncollected() -> Iterator[None]:
     """Look for no garbage in cycles meanwhile.
 
-    Importing torch and transformers makes very many objects that stay, and time goes into looking at
-    them again and again.
+    Importing torch and transformers makes very many objects that stay, and looking at them again
+    and again takes time.
 
     >>> with uncollected():
     ...     gc.isenabled()
