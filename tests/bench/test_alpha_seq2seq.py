@@ -195,6 +195,7 @@ def test_a_cut_t5_is_its_layers(tmp_path):
     ).abs().max() > 0.01
 
 
+@pytest.mark.exhaustive
 def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
     monkeypatch.setattr(alpha_drafters, "library_tokens", lambda *_: torch.arange(600) * 7 % VOCAB)
     monkeypatch.setattr(alpha_drafters, "ORDERS", {"bigram": 2})
