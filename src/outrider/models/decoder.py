@@ -1,6 +1,6 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -45,6 +45,9 @@ class MediaRunner(Protocol):
 
     placeholders: frozenset[int]  #: token ids that stand for images and sound
     known: set[frozenset[str]]  #: names of inputs that `load_checks.media` has been through
+
+    def completed(self, ids: list[int], beside: Mapping[str, object]) -> list[int]:
+        """A prompt, of the token ids and the tensors that the model's processor makes of it."""
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError or PromptError."""

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,13 @@ from outrider.models.foreign_errors import first_line, kind_of
 from outrider.speech import audio
 from outrider.text.images import MOST_BYTES, open_image
 from outrider.types import MultiModalInputs
+from outrider.types.multi_modal import PER_TOKEN
 
 MOST_PARTS = 64  #: images and recordings of one prompt
 MOST_SECONDS = 3600.0  #: of a recording in a prompt: a small file may hold much silence
 _IMAGE = ("image", "image_url")
 _AUDIO = ("audio", "input_audio", "audio_url")
-_IDS = ("input_ids", "attention_mask")
+_IDS = ("input_ids", "attention_mask", "labels")  #: what no prompt has beside it
 #: Processors that cut a recording off behind their extractor's window without a word.
 _CUT_OFF = ("Qwen2AudioProcessor", "Qwen2_5OmniProcessor")
 _RATE = 16_000  #: samples per second, where a feature extractor does not say
@@ -63,6 +64,8 @@ class MediaProcessor:
     trust: bool = False
     pixels_alone: bool = False  #: of an encoder that reads one image and no text
     recordings_alone: bool = False  #: of an encoder that hears a recording and no text
+    #: what makes a prompt of the processor's ids and tensors; None: they are one
+    completed: Callable[[list[int], Mapping[str, object]], list[int]] | None = None
 
     @cached_property
     def processor(self) -> Any:
@@ -203,7 +206,12 @@ class MediaProcessor:
         typed = {name for name, value in beside.items() if name.endswith("token_type_ids")}
         if not set(beside) - typed:  # text alone
             return list(rows[0]), None
-        return list(rows[0]), MultiModalInputs(beside, self.placeholders)
+        ids = list(rows[0])
+        if self.completed is not None:
+            ids = self.completed(ids, beside)
+        if len(ids) != len(rows[0]):  # tensors by token are of no other ids than the processor's
+            beside = {name: value for name, value in beside.items() if name not in PER_TOKEN}
+        return ids, MultiModalInputs(beside, self.placeholders)
 
     def made(self, call: Any, what: str) -> tuple[list[int], MultiModalInputs]:
         """What the processor makes of a prompt with images or sound."""
