@@ -299,7 +299,7 @@ def _speculator(
     reader, media = media_of(engine.target), None
     if reader is not None:
         media = MediaProcessor(
-            resolved.processor, reader.placeholders, first.trust, completed=reader.completed
+            resolved.processor, reader.placeholders, first.trust, ahead=reader.ahead
         )
     elif opening is not None and model.main_input_name in _IMAGES:
         media = MediaProcessor(resolved.processor, frozenset(), first.trust, pixels_alone=True)

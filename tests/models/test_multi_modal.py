@@ -331,6 +331,24 @@ def test_what_cannot_be_read_is_refused():
         run.submit(watching)
 
 
+def test_prompts_that_are_one_block_are_refused_where_they_are_not(monkeypatch):
+    target, request = target_of("paligemma"), requests_of("paligemma")[0]
+    kwargs, stands = dict(request.inputs.kwargs), request.inputs.placeholders
+    types = kwargs.pop("token_type_ids")
+    for other in (kwargs, kwargs | {"token_type_ids": torch.ones_like(types)}):
+        with pytest.raises(ConfigurationError, match="as one block: token_type_ids"):
+            target.runner.examine_media(request.prompt, MultiModalInputs(other, stands))
+    monkeypatch.setitem(target.runner._reach, "sliding_window", 8)  # as PaliGemma 2 has one
+    with pytest.raises(PromptError, match="at most 8 tokens"):
+        target.runner.examine_media(request.prompt, request.inputs)
+
+
+def test_words_ahead_of_a_picture_that_stands_ahead_of_all():
+    target, request = target_of("git"), requests_of("git")[0]
+    with pytest.raises(PromptError, match="reads its image ahead of the text"):
+        target.runner.examine_media([7, *request.prompt], request.inputs)
+
+
 def test_a_model_that_counts_positions_otherwise_is_refused(monkeypatch):
     """The check of the first request finds it: positions behind a picture that do not go on."""
     kind = "qwen2_5_vl"

@@ -151,7 +151,7 @@ def test_conversations_that_cannot_be_read_are_refused(seeing):
     image = picture(1)
     with refused(PromptError, "at most 64 are read"):
         seeing.generate([{"role": "user", "content": [{"type": "image", "image": image}] * 65}])
-    with refused(PromptError, "parts of a message are", "'video'"):
+    with refused(PromptError, "videos in messages are not read", "'video'"):
         seeing.generate(
             [{"role": "user", "content": [{"type": "video"}, {"type": "image", "image": image}]}]
         )
@@ -224,3 +224,10 @@ def test_processors_whose_pictures_have_a_form_of_their_own(kind, tmp_path):
         found.append(loaded.generate(asked, GREEDY, SHORT).completions[0].token_ids)
         assert found[-1] == right
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("kind", ["video", "video_url"])
+def test_a_video_in_a_message_is_refused_in_words(seeing, kind):
+    part = {"type": kind, kind: "clip.mp4"}
+    with pytest.raises(PromptError, match="videos in messages are not read"):
+        seeing.generate([{"role": "user", "content": [part]}], GREEDY, SHORT)

@@ -1,6 +1,6 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -13,6 +13,7 @@ from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
+from outrider.types.multi_modal import ImageAhead
 
 if TYPE_CHECKING:
     from outrider.models.encoder_cache import EncoderCache
@@ -44,10 +45,8 @@ class MediaRunner(Protocol):
     """What a runner has besides whose model reads images or sound in its prompts."""
 
     placeholders: frozenset[int]  #: token ids that stand for images and sound
+    ahead: ImageAhead | None  #: what the model's processor leaves to be put ahead of a prompt
     known: set[frozenset[str]]  #: names of inputs that `load_checks.media` has been through
-
-    def completed(self, ids: list[int], beside: Mapping[str, object]) -> list[int]:
-        """A prompt, of the token ids and the tensors that the model's processor makes of it."""
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError or PromptError."""

@@ -1,18 +1,18 @@
 """Families whose images stand in prompts in a way of their own: Kosmos, PaliGemma, GIT."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models.cache import SlotCache
-from outrider.models.config import read
 from outrider.models.hf import FULL, Mask
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.multi_modal import InnerModelRunner, MultiModalRunner
 from outrider.types import Inputs, MultiModalInputs, Output
+from outrider.types.multi_modal import ImageAhead
 
 
 class KosmosRunner(InnerModelRunner):
@@ -63,6 +63,12 @@ class PaliGemmaRunner(MultiModalRunner):
                 f"zeros; got {', '.join(sorted(inputs.kwargs))}; give what the model's own "
                 "processor makes of a prompt without a suffix"
             )
+        window = self._reach["sliding_window"]
+        if window and len(prompt) > window:  # its last token sees the whole block once more
+            raise PromptError(
+                f"{self.name} reads prompts of at most {window} tokens, which its windows see "
+                f"whole; got one of {len(prompt)}; ask in fewer words"
+            )
 
     def _run(
         self,
@@ -105,17 +111,9 @@ class GitRunner(MultiModalRunner):
         super().__init__(model)
         self.padding = int(self.config.pad_token_id)
         self.placeholders = frozenset({self.padding})
-
-    def completed(self, ids: list[int], beside: Mapping[str, object]) -> list[int]:
-        """An image's places, and the text that its processor has ended, to be gone on with."""
-        pixels = beside.get("pixel_values")
-        vision = read(self.config, "vision_config", PretrainedConfig)
-        if not isinstance(pixels, Tensor) or vision is None:
-            return ids
-        frames = pixels.shape[1] if pixels.dim() == 5 else 1
-        each = (int(vision.image_size) // int(vision.patch_size)) ** 2 + 1
-        ended = len(ids) > 1 and ids[-1] == self.config.eos_token_id
-        return [self.padding] * (frames * each) + (ids[:-1] if ended else ids)
+        vision = self.config.vision_config
+        patches = (int(vision.image_size) // int(vision.patch_size)) ** 2
+        self.ahead = ImageAhead(self.padding, 1 + patches, self.config.eos_token_id)
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
         """As for all models; and the image stands ahead of the text."""

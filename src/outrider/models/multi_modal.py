@@ -28,7 +28,7 @@ from outrider.models.module_tree import parts_of
 from outrider.models.tree_inputs import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output, RowStore
-from outrider.types.multi_modal import PER_TOKEN
+from outrider.types.multi_modal import PER_TOKEN, ImageAhead
 
 #: Fields of a configuration that name a token which stands for an image, a frame or sound.
 _PLACEHOLDER = re.compile(
@@ -74,6 +74,8 @@ class RowPositions(RowTable):
 
 class MultiModalRunner(TransformersRunner):
     """Runs a model whose prompts may hold images or sound through its own forward."""
+
+    ahead: ImageAhead | None = None  #: what its processor leaves to be put ahead of a prompt
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -192,10 +194,6 @@ class MultiModalRunner(TransformersRunner):
             positions_BQ = positions_BQ + cache.inputs.delta_B[:, None]
             positions_BQ = positions_BQ.clamp(min=0)  # of nodes that only fill a call up
         return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
-
-    def completed(self, ids: list[int], beside: Mapping[str, object]) -> list[int]:
-        """A prompt, of the token ids and the tensors that the model's processor makes of it."""
-        return ids
 
     def tokens(self, tokens_1Q: Tensor) -> Tensor:
         """What the model's forward is given of a prompt's tokens, or a text's."""

@@ -23,6 +23,31 @@ PER_TOKEN = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class ImageAhead:
+    """An image's places ahead of a prompt whose processor has no token for them: GIT's.
+
+    token  that stands there
+    each   places of an image, or of a frame
+    end    what the processor ends a text with: it is to go on
+
+    >>> ImageAhead(0, 2, 9).of([5, 6, 9], torch.zeros(1, 3, 4, 4))
+    [0, 0, 5, 6]
+    """
+
+    token: int
+    each: int
+    end: int
+
+    def of(self, ids: list[int], pixels: object) -> list[int]:
+        """The prompt: of the processor's ids, and pixels [1, C, H, W] or frames [1, F, C, H, W]."""
+        if not isinstance(pixels, Tensor):
+            return ids
+        frames = pixels.shape[1] if pixels.dim() == 5 else 1
+        ended = len(ids) > 1 and ids[-1] == self.end
+        return [self.token] * (frames * self.each) + (ids[:-1] if ended else ids)
+
+
 @dataclass(frozen=True, eq=False)
 class MultiModalInputs:
     """Images or sound of one prompt, as the model's own processor made them. One row's.
