@@ -63,6 +63,7 @@ CONFIGURED = (
     "assistant_ensemble_weight",
     "prompt_lookup_num_tokens",
     "max_matching_ngram_size",
+    "use_mtp",
 )
 KNOWN = (
     *OURS,
@@ -101,6 +102,8 @@ def load_arguments(given: Mapping[str, object]) -> dict[str, Any]:
     for name in ("model", "draft_model", "assistant_model"):
         if name in asked:
             put("draft", asked[name], name)
+    if asked.get("use_mtp"):
+        put("draft", heads.MTP, "use_mtp")
     if "assistant_tokenizer" in asked:
         put("draft_tokenizer", asked["assistant_tokenizer"], "assistant_tokenizer")
     for name in ("num_assistant_tokens", "prompt_lookup_num_tokens"):

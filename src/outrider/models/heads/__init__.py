@@ -1,4 +1,4 @@
-"""Heads: small modules that draft from the target's hidden states."""
+"""Heads: small modules that draft from the target's hidden states, and what is driven like them."""
 
 from pathlib import Path
 
@@ -22,12 +22,14 @@ from outrider.models.heads.parallel_eagle import (
     ParallelEagle,
     PEagleSource,
 )
+from outrider.models.heads.pard import ParallelDraftModel, PardSource
 from outrider.models.heads.source import HeadSource
 from outrider.models.sources import ModelSource
 
 #: Where heads come from, each asked in this order whether a folder is its own. To add one: append.
-SOURCES: list[type[TargetBoundSource]] = [
+SOURCES: list[type[TargetBoundSource] | type[PardSource]] = [
     MtpSource,
+    PardSource,
     BlockwiseSource,
     DFlashSource,
     DSparkSource,
@@ -36,7 +38,7 @@ SOURCES: list[type[TargetBoundSource]] = [
 ]
 
 
-def source_of(given: object, target: ModelSource) -> TargetBoundSource | None:
+def source_of(given: object, target: ModelSource) -> TargetBoundSource | PardSource | None:
     """The head that a folder, or "mtp", stands for; None: it stands for another draft.
 
     Raises ConfigurationError and VocabularyMismatch for a head that cannot be used.
@@ -64,6 +66,7 @@ __all__ = [
     "HeadSource",
     "HeadStates",
     "MaskedBlockHead",
+    "ParallelDraftModel",
     "ParallelDraftingHead",
     "ParallelEagle",
     "ParallelHead",
