@@ -272,7 +272,8 @@ def beside(
     One family is padded differently: the target's law stays whole, ids unknown to the draft model
     have draft probability 0. A draft whose encoder equals the target's attends to its states.
     """
-    head = _head(target, model, draft) if isinstance(draft, (str, Path)) else None
+    given = isinstance(draft, (str, Path, PreTrainedModel))
+    head = _head(target, model, draft) if given else None
     if head is not None:
         return head
     if words is not None:
@@ -327,10 +328,10 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
     return sharing.same_encoder(model, draft)
 
 
-def _head(target: TreeDecoder, model: PreTrainedModel, given: str | Path) -> LanguageModel | None:
+def _head(target: TreeDecoder, model: PreTrainedModel, given: Draft) -> LanguageModel | None:
     """A head of the target, read once; None: another draft is meant."""
     made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
-    key = str(given)
+    key = str(id(given) if isinstance(given, PreTrainedModel) else given)
     if key not in made or made[key].of != of:
         setting = Setting(torch.get_num_threads(), str(model.dtype).removeprefix("torch."), False)
         source = heads.source_of(given, ModelSource(model, "target"))

@@ -11,10 +11,18 @@ from outrider.models.heads.autoregressive_head import (
 )
 from outrider.models.heads.blockwise import Blockwise, BlockwiseSource, ParallelHead
 from outrider.models.heads.chained_head import ChainedHead
-from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashSource, MaskedBlockHead
+from outrider.models.heads.dflash import (
+    BlockSight,
+    DFlash,
+    DFlashConfig,
+    DFlashSource,
+    MaskedBlockHead,
+)
+from outrider.models.heads.domino import Domino, DominoHead, DominoSource
 from outrider.models.heads.dspark import DSpark, DSparkHead, DSparkSource
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
 from outrider.models.heads.formats import save
+from outrider.models.heads.gemma4_assistant import Gemma4AssistantSource, KVSharedHead
 from outrider.models.heads.model import HeadModel
 from outrider.models.heads.mtp import MTP, MtpSource
 from outrider.models.heads.parallel_eagle import (
@@ -30,7 +38,9 @@ from outrider.models.sources import ModelSource
 SOURCES: list[type[TargetBoundSource] | type[PardSource]] = [
     MtpSource,
     PardSource,
+    Gemma4AssistantSource,
     BlockwiseSource,
+    DominoSource,
     DFlashSource,
     DSparkSource,
     PEagleSource,
@@ -53,18 +63,22 @@ __all__ = [
     "MTP",
     "SOURCES",
     "AutoregressiveHead",
+    "BlockSight",
     "Blockwise",
     "ChainedHead",
     "DFlash",
     "DFlashConfig",
     "DSpark",
     "DSparkHead",
+    "Domino",
+    "DominoHead",
     "Eagle3",
     "Eagle3Config",
     "HeadCache",
     "HeadModel",
     "HeadSource",
     "HeadStates",
+    "KVSharedHead",
     "MaskedBlockHead",
     "ParallelDraftModel",
     "ParallelDraftingHead",
