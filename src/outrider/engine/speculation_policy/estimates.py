@@ -234,7 +234,7 @@ class MatchStreaks:
         return gains(chances, streak, most)
 
     def saw(self, streak: int, kept: bool) -> None:
-        """A token behind such a streak was judged."""
+        """A token behind such a streak was verified."""
         at = bucket(streak)
         self._level.saw(kept)
         self._kept[at] = self._kept[at] * FORGET + kept

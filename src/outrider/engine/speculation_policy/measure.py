@@ -1,10 +1,10 @@
 """Costs of whole steps, measured by driving them on text that was made up.
 
-The drafter proposes, the target scores, the rule judges and all is committed, as in a run; the text
-repeats itself, so that a drafter that copies has what to copy. On a CPU every step starts from a
-copy of the same rows. A size's cost is the plain step's by the median of what it took of the plain
-step in its own round: a machine's pace changes with what else it does. More nodes never cost less,
-as fewer could be padded.
+The drafter proposes, the target scores, the rule verifies and all is committed, as in a run; the
+text repeats itself, so that a drafter that copies has what to copy. On a CPU every step starts from
+a copy of the same rows. A size's cost is the plain step's by the median of what it took of the
+plain step in its own round: a machine's pace changes with what else it does. More nodes never cost
+less, as fewer could be padded.
 
 A start has a budget (`models.budget`). Under one that ends early fewer sizes are timed, one, three
 and six nodes at least, which show how a step grows. A line is drawn between them, and behind them
