@@ -280,7 +280,7 @@ STATES, RANK = 10, 6
 
 
 def domino(pure=1, taps=(1, 2), lent=None):
-    return dflash(taps=taps, lent=lent, kind_of_head=Domino, more=(STATES, RANK, pure))
+    return dflash(taps=taps, lent=lent, kind_of_head=Domino, more=((STATES, RANK), pure))
 
 
 @pytest.mark.parametrize("pure", [0, 1, 2])

@@ -342,7 +342,7 @@ class DFlashSource(TargetBoundSource):
             raise formats.unfit(self.given, kind, "give a head of projector 'dflash' or 'domino'")
         inert = formats.INERT | _OTHER_FORMS | {"projector_type"}
         formats.refuse(self.given, fields, inert | _SPECULATORS | self.fields)
-        inner = fields.get("transformer_layer_config")
+        inner: Any = fields.get("transformer_layer_config")
         layer = formats.layers_as(self.given, inner, slides=True)
         causal = not fields.get("sliding_window_non_causal")
         sights = sights_of(self.given, layer, inner.get("sliding_window"), causal)

@@ -11,6 +11,7 @@ speculators layout calls it a DFlash head of `projector_type` "domino".
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +39,13 @@ class DominoCorrection(nn.Module):
 
     def advanced(self, embedded_BQE: Tensor, state_BQS: Tensor) -> Tensor:
         """The states [B, Q, S] behind tokens, each from a state of its own."""
-        one = self.prefix_gru
-        weights = one.weight_ih_l0, one.weight_hh_l0
-        made = torch.gru_cell(embedded_BQE.flatten(0, 1), state_BQS.flatten(0, 1), *weights)
+        weights = dict(self.prefix_gru.named_parameters())
+        made = torch.gru_cell(
+            embedded_BQE.flatten(0, 1),
+            state_BQS.flatten(0, 1),
+            weights["weight_ih_l0"],
+            weights["weight_hh_l0"],
+        )
         return made.view_as(state_BQS)
 
     def forward(self, read_BQE: Tensor, state_BQS: Tensor) -> Tensor:
@@ -50,13 +55,17 @@ class DominoCorrection(nn.Module):
 
 
 class Domino(DFlash):
-    """A DFlash head with a correction; the first `pure` places of a block have none."""
+    """A DFlash head with a correction; the first `pure` places of a block have none.
+
+    `sizes` are those of the recurrent unit's states and of what its scores go through.
+    """
 
     def __init__(
-        self, config: DFlashConfig, states: int, rank: int, pure: int, **lent: Tensor | None
+        self, config: DFlashConfig, sizes: tuple[int, int], pure: int, **lent: Tensor | None
     ) -> None:
         super().__init__(config, **lent)
         self.pure = pure
+        states, rank = sizes
         self.domino_head = DominoCorrection(self.width, states, rank, self.vocab)
 
 
@@ -83,7 +92,8 @@ class DominoHead(MaskedBlockHead):
         state = correct.advanced(self.head.embedded(tokens).to(self.dtype), above)
         write_states(cache.told, slots, seen.shape[-1], state)
         correction = correct(read_BQE, state).masked_fill(depth_BQ1 < self.head.pure, 0.0)
-        return self.head.logits(read_BQE) + correction
+        corrected: Tensor = self.head.logits(read_BQE) + correction
+        return corrected
 
 
 class DominoSource(DFlashSource):
@@ -108,7 +118,7 @@ class DominoSource(DFlashSource):
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, given)
         fields = formats.said(given)
-        sizes = [fields.get("gru_hidden_dim", 1024), fields.get("emb_dim", 256)]
+        sizes: Any = [fields.get("gru_hidden_dim", 1024), fields.get("emb_dim", 256)]
         sizes.append(fields.get("pure_draft_prefix_len", 1))
         own = f"gru_hidden_dim, emb_dim, pure_draft_prefix_len={sizes}"
         if not all(isinstance(size, int) and size >= 0 for size in sizes) or sizes[0] % 2:
@@ -119,7 +129,8 @@ class DominoSource(DFlashSource):
             given_as = f"shift_label={fields.get('shift_label')!r}, {size}"
             do = "give a Domino head, which guesses from the pending token on, over all tokens"
             raise formats.unfit(self.given, given_as, do)
-        self._sizes = sizes
+        self._sizes: tuple[int, int] = (sizes[0], sizes[1])
+        self._pure: int = sizes[2]
 
     @property
     def _vocab(self) -> int:
@@ -127,7 +138,7 @@ class DominoSource(DFlashSource):
 
     def module(self, **lent: Tensor | None) -> DFlash:
         """The module, without its weights."""
-        return Domino(self._asked, *self._sizes, **lent)
+        return Domino(self._asked, self._sizes, self._pure, **lent)
 
     def runner(self, head: DFlash) -> MaskedBlockHead:
         """What drafts with it."""

@@ -143,7 +143,7 @@ class KVSharedHead:
             values = attention.v_proj(given).unflatten(-1, (-1, attention.head_dim))
         cos, sin = (part[:, :, None] for part in self._rotary(state, positions_BQ, one.kind))
         keys = attention.k_norm(raw)
-        keys = keys * cos + rotate_half(keys) * sin  # type: ignore[no-untyped-call]
+        keys = keys * cos + rotate_half(keys) * sin
         return keys.transpose(1, 2), attention.v_norm(values).transpose(1, 2)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
@@ -154,7 +154,8 @@ class KVSharedHead:
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
         """[B, Q or last, V]; it keeps no text, so nothing but the last nodes is run."""
         if last is not None:
-            nodes = Nodes(*(table[:, -last:] for table in nodes[:4]), nodes.settled_B)
+            tokens, at, slots, seen = (table[:, -last:] for table in nodes[:4])
+            nodes = Nodes(tokens, at, slots, seen, nodes.settled_B)
         tokens_BQ, slots_BQ = nodes.tokens_BQ, nodes.slots_BQ
         state = self._states(cache, parents(nodes))
         embedded = self._embed(tokens_BQ).to(self.dtype)
@@ -215,8 +216,9 @@ class KVSharedHead:
         best = few.centroids(read_BQE).topk(few.centroid_intermediate_top_k, -1).indices
         ids = few.token_ordering.view(few.num_centroids, -1)[best].flatten(-2)
         said = (table[ids] @ read_BQE[..., None])[..., 0]
-        full = said.new_full((*said.shape[:-1], few.vocab_size), -torch.inf)
-        return full.scatter(-1, ids, said)
+        full = torch.full_like(said[..., :1], -torch.inf).repeat(1, 1, few.vocab_size)
+        law: Tensor = full.scatter(-1, ids, said)
+        return law
 
 
 class Gemma4AssistantSource(TargetBoundSource):
