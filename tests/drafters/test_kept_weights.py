@@ -102,7 +102,7 @@ def test_nan_is_told_and_a_masked_row_draws_nothing():
 
 @pytest.mark.parametrize("rule", ["block", "rejection"])
 @pytest.mark.parametrize("scale", [1.0, 60.0, 400.0])
-def test_chains_are_judged_by_kept_weights_as_from_logits(rule, scale):
+def test_chains_are_verified_by_kept_weights_as_from_logits(rule, scale):
     """Also where exp(z) leaves float32, tokens are masked, or nothing of the target is left."""
     paths = set()
     for seed in range(40):
@@ -171,6 +171,7 @@ PEAKED = [0.0, 95.0, 94.0, 2.0, 0.0, -1.0]
 MANY = 4000
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["hub_tree", "sampled_tree"])
 @pytest.mark.parametrize("rule", ["hub", "rejection", "traversal"])
 def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
@@ -200,7 +201,7 @@ def test_half_precision_logits_of_any_model_do():
 
 
 def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
-    """Traversal judges the second one against the whole law again, as its `outcome` says."""
+    """Traversal verifies the second one against the whole law again, as its `outcome` says."""
     from outrider.tree import branching, children
     from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 

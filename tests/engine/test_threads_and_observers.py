@@ -30,6 +30,7 @@ def busy_switching():
     sys.setswitchinterval(before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["chain", "hub tree", "paths"])
 def test_threads_do_not_write_to_each_others_rows(name, busy_switching):
     target, small = pair()
@@ -120,7 +121,7 @@ def test_a_shortened_draft_lies_where_it_should():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_kseq_judges_what_the_cpu_code_cannot(temperature):
+def test_kseq_verifies_what_the_cpu_code_cannot(temperature):
     """Two draft models, or placed children: no refusal, whatever backend was asked for."""
     target, small = pair()
     engine = Engine(target, Paths(small, 3, 3, more=(small,)), verifiers.get("kseq"))
