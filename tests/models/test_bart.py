@@ -10,6 +10,7 @@ from outrider import Beams, SamplingParams, Stop
 from outrider.models import TreeDecoder, adapt, load_checks
 from outrider.models.bart import BartRunner
 from outrider.models.bart_families import FAMILIES, fits
+from outrider.models.cpu_kernels import build as build_kernels
 from outrider.models.linear import can_pack
 from outrider.models.seq2seq import runner_of
 from outrider.types import Inputs
@@ -27,7 +28,7 @@ SHAPES = {
     "plbart": {"activation_function": "gelu"},
 }
 SIZES = {"encoder_layers": 2, "decoder_layers": 3}
-HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
 
 
 def made(kind, **more):
@@ -52,6 +53,8 @@ def test_trees_score_as_transformers_while_rows_join_and_leave(kind, packed, hea
     model = made(kind, **heads)
     lean, theirs = adapt(model, packed=packed), TreeDecoder(runner_of(model)(model))
     assert isinstance(lean.runner, BartRunner)
+    in_one_call = packed and bool(heads) and not build_kernels.unbuilt()
+    assert (lean.runner.whole is not None) == in_one_call
     sources = lean.probe(4)._replace(encoded=None)
     assert played(lean, sources, own=theirs) < 1e-5
     assert load_checks.trees(lean, "target") < 1e-4

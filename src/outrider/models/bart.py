@@ -21,7 +21,9 @@ from outrider.models.bart_encoder import Embedding, Joined, TextEncoder, joints,
 from outrider.models.bart_families import FAMILIES, Family
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache, SlotLayer
-from outrider.models.cpu_kernels import layer_kernels
+from outrider.models.cpu_kernels import decoder_layers, layer_kernels
+from outrider.models.cpu_kernels.layer_kernels import KernelCall
+from outrider.models.cpu_kernels.packed_linear import PackedLinear
 from outrider.models.cross_attention import Cross, Kept
 from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.linear import Product, fused, product
@@ -51,6 +53,14 @@ class _DecoderLayer(NamedTuple):
     up: Product
     down: Product
     after: Joined
+
+    def products(self) -> list[Product]:
+        """Those that a step runs."""
+        return [self.qkv, self.out, self.query, self.cross_out, self.up, self.down]
+
+    def joints(self) -> list[Joined]:
+        """What follows each of its parts."""
+        return [self.read_text, self.read_source, self.after]
 
 
 def _layer(
@@ -170,6 +180,8 @@ class BartRunner:
         self.vocab_size: int = head.weight.shape[0]
         self._head = product(head.weight, _bias(model, head), packed, int8, True, compiled=True)
         self._act = ACT2FN[config.activation_function]
+        #: All layers as one call; None where their parts run one by one.
+        self.whole = self._joined(config.activation_function, family.norms_ahead)
         encoder = None
         if config.is_encoder_decoder and not shares:
             encoder = self._encoder(model.get_encoder(), family, packed)
@@ -195,6 +207,23 @@ class BartRunner:
         said = f"a lean decoder, torch's operators: {unfit}"
         return _Operators(self, torchs), rounding, said
 
+    def _joined(self, act: str, ahead: bool) -> decoder_layers.DecoderLayers | None:
+        """All layers as one call; None where their parts run one by one."""
+        each = [(one.products(), one.joints()) for one in self._layers]
+        norms = [joint.norm for _, joints in each for joint in joints]
+        unfit = decoder_layers.unsupported_reason([p for some, _ in each for p in some], act)
+        kernels = isinstance(self._attention, layer_kernels.CpuKernels)
+        if unfit or not kernels or self.dtype is not torch.float32 or None in norms:
+            return None
+        parts = [
+            decoder_layers.LayerParts(
+                [p for p in some if isinstance(p, PackedLinear)],
+                [joint.norm for joint in joints if joint.norm is not None],
+            )
+            for some, joints in each
+        ]
+        return decoder_layers.DecoderLayers(parts, act, ahead, self._scaling)
+
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """None: it has the weights alone, not the model's own forward."""
         return None
@@ -210,23 +239,39 @@ class BartRunner:
         tokens_BQ, positions_BQ, *_ = nodes
         cross = cache.inputs
         assert isinstance(cross, Cross), "rows without a source"
-        call = self._attention.open(nodes)
         state = self._embedding(tokens_BQ, self._places[positions_BQ])
         x = state if self._first is None else self._first(state)
-        kept: dict[int, Tensor] = {}
-        for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
-            if number in taps:
-                kept[number] = state
-            state, x = layer.read_text(state, layer.out(call.attend(layer.qkv(x), store)))
-            q = layer.query(x).view(*tokens_BQ.shape, self.heads, self.size)
-            more = layer.cross_out(cross.attend(number, q, self._scaling))
-            state, x = layer.read_source(state, more)
-            state, x = layer.after(state, layer.down(self._act(layer.up(x))))
+        call, sources = self._attention.open(nodes), cross.compiled()
+        if self.whole is None or sources is None or not isinstance(call, KernelCall):
+            x, kept = self._one_by_one(call, cache, state, x, taps)
+        else:
+            kept = self.whole(call, cache.layers, sources, state, x, taps)
         if last is not None:
             x = x[:, -last:]
         kept[-1] = x
         few = slice(-x.shape[1], None)
         return Output(self._head(x), tuple(kept[tap][:, few] for tap in taps))
+
+    def _one_by_one(
+        self,
+        call: "KernelCall | _OperatorsCall",
+        cache: SlotCache,
+        state: Tensor,
+        x: Tensor,
+        taps: tuple[int, ...],
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """What the output layer reads, and the states at the taps."""
+        cross, kept = cache.inputs, dict[int, Tensor]()
+        assert isinstance(cross, Cross)
+        for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            if number in taps:
+                kept[number] = state
+            state, x = layer.read_text(state, layer.out(call.attend(layer.qkv(x), store)))
+            q = layer.query(x).view(*x.shape[:2], self.heads, self.size)
+            more = layer.cross_out(cross.attend(number, q, self._scaling))
+            state, x = layer.read_source(state, more)
+            state, x = layer.after(state, layer.down(self._act(layer.up(x))))
+        return x, kept
 
 
 def _bias(model: PreTrainedModel, head: torch.nn.Linear) -> Tensor | None:

@@ -74,6 +74,12 @@ class Cross:
         x_BHQE = self.kept.attention(q_BQHE.transpose(1, 2) * scale, keys, values, mask)
         return x_BHQE.transpose(1, 2).reshape(*q_BQHE.shape[:2], -1)
 
+    def compiled(self) -> tuple[Tensor, Tensor, int] | None:
+        """Planes of the rows in use, states of each and most of them; None: not read by kernels."""
+        return (
+            (self.table[:, : self.rows], self._slots_B, self.most) if self.kept.compiled else None
+        )
+
     def _mask(self, q_BQHE: Tensor) -> Tensor | None:
         """What queries see of shorter sources; None if all are of one length."""
         queries = q_BQHE.shape[1]
