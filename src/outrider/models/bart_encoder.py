@@ -132,7 +132,7 @@ class EncoderLayers:
         self._act = ACT2FN[config.activation_function]
         self._scaling = (width // self.heads) ** -0.5
         #: Whether attention is in whole numbers, too.
-        self._in_int16 = (
+        self.in_int16 = (
             family.long_sources
             and round_to_8_bits(
                 getattr(layer.self_attn, f"{part}_proj") for layer in layers for part in "qkv"
@@ -157,7 +157,7 @@ class EncoderLayers:
         x = state if self._first is None else self._first(state)
         for layer in self._layers:
             qkv = layer.qkv(x).view(length, 3, self.heads, width // self.heads)
-            if self._in_int16:
+            if self.in_int16:
                 heads = int16_attention.attend(qkv, self._scaling)
             else:
                 q, k, v = qkv.permute(1, 2, 0, 3)

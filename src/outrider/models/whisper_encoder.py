@@ -16,7 +16,7 @@ class WhisperEncoder:
     def __init__(self, module: Module, packed: bool) -> None:
         self._first, self._second = module.conv1, module.conv2
         self._places = module.embed_positions.weight.detach()
-        self._layers = EncoderLayers(module, FAMILIES["whisper"], packed)
+        self.layers = EncoderLayers(module, FAMILIES["whisper"], packed)
 
     def __call__(self, inputs: Inputs) -> list[Tensor]:
         """The states [1, F / 2, E] of each row."""
@@ -28,4 +28,4 @@ class WhisperEncoder:
         x = features_1FM.transpose(1, 2).to(self._places.dtype)
         with torch.no_grad():
             x = F.gelu(self._second(F.gelu(self._first(x)))).transpose(1, 2)
-        return self._layers(x + self._places)
+        return self.layers(x + self._places)
