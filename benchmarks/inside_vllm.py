@@ -173,7 +173,7 @@ def main():
     parser.add_argument("--table", type=Path, default=pair / "ngram.safetensors")
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=4)
     parser.add_argument("-t", "--temperature", type=float, default=0.0)
-    parser.add_argument("--rule", help="of ours, to judge drafts in place of vLLM's own")
+    parser.add_argument("--rule", help="of ours, to verify drafts in place of vLLM's own")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=16_384)

@@ -24,8 +24,8 @@ HEAD = """# Commands
 
 Every command, from the program itself (`python tools/cli_reference.py`; a test fails where this
 page is stale). `outrider COMMAND --help` says the same on your terminal. Exit codes: 0 done or
-exact, 1 not exact or not all of it done, 2 an error that the message explains, 3 could not be
-judged, 130 interrupted, 141 the output was closed.
+exact, 1 not exact or not all of it done, 2 an error that the message explains, 3 was
+inconclusive, 130 interrupted, 141 the output was closed.
 """
 
 

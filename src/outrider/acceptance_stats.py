@@ -73,7 +73,7 @@ class AcceptanceStats:
         return self.chances[at]
 
     def saw(self, at: int, kept: float) -> None:
-        """A token of this bucket was judged, or something of this worth was seen."""
+        """A token of this bucket was verified, or something of this worth was seen."""
         kept = self._kept[at] = self._kept[at] * self.forget + kept
         seen = self._seen[at] = self._seen[at] * self.forget + 1
         self.chances[at] = kept / seen

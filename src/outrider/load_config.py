@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """What is loaded, what drafts, what judges, and how models run. For `outrider.load(config)`.
+    """What is loaded, what drafts, what verifies, and how models run. For `outrider.load(config)`.
 
     A field that is left out has a default that is measured, remembered or taken from the models.
     The fields are read when they are loaded: values are refused there. Raises UnknownName for a

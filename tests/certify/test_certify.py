@@ -162,7 +162,7 @@ def test_the_same_configuration_without_the_mistake_passes(name):
 def test_too_little_power_is_not_a_pass():
     few = Power(tokens=64, samples=32, equality_tokens=32, new_tokens=16, rows=8)
     report = certify(chain("block"), PROMPTS, SamplingParams(1.0), few)
-    assert report.verdict == "not judged"
+    assert report.verdict == "inconclusive"
     assert report.exit_code == 3
 
 
@@ -170,7 +170,7 @@ def test_report_is_json():
     few = Power(tokens=64, samples=32, equality_tokens=32, new_tokens=16, rows=8)
     report = certify(chain("block"), PROMPTS, SamplingParams(1.0), few)
     read = json.loads(json.dumps(report.as_dict()))
-    assert read["verdict"] == "not judged"
+    assert read["verdict"] == "inconclusive"
     assert {t["name"] for t in read["tests"]} >= {"coupled equality", "marginal", "set q > p"}
 
 
@@ -274,14 +274,14 @@ def matrix_drafters():
     return matrix.drafters(draft, TEXT, 32, target)
 
 
-def test_guesses_of_lookahead_are_judged_by_what_has_variance():
+def test_guesses_of_lookahead_are_verified_by_what_has_variance():
     """Those of a row that has just begun are none that the target would say: nothing to test."""
     few = Power(tokens=512, samples=32, equality_tokens=32, new_tokens=16, rows=32, effect=0.2)
     report = certify(Engine(pair(0.5)[0], Lookahead()), PROMPTS, SamplingParams(1.0), few)
     assert report.verdict == "exact", report.as_dict()
 
 
-def test_layers_of_the_target_are_judged_though_they_have_no_cache(tmp_path):
+def test_layers_of_the_target_are_verified_though_they_have_no_cache(tmp_path):
     few = Power(tokens=64, samples=32, equality_tokens=32, new_tokens=16, rows=8)
     made = {name: one for name, one in matrix_drafters().items() if name.startswith("layer_skip")}
     found = matrix.run(
@@ -292,7 +292,7 @@ def test_layers_of_the_target_are_judged_though_they_have_no_cache(tmp_path):
         few,
         tmp_path / "results",
     )
-    assert [row["verdict"] for _, row, _ in found] == ["not judged"] * 2  # few tokens, no failure
+    assert [row["verdict"] for _, row, _ in found] == ["inconclusive"] * 2  # few tokens, no failure
 
 
 def test_the_matrix_holds_every_legal_pair_of_the_registries():
@@ -332,7 +332,7 @@ def test_every_pair_is_set_up_or_refused_with_the_rules_that_can(label, rule):
     with pytest.raises(ConfigurationError) as refused:
         Engine(target, drafter, rule)
     said, able = str(refused.value).split("rules that can: ")
-    assert f"rule {rule.name!r} cannot judge" in said
+    assert f"rule {rule.name!r} cannot verify" in said
     assert f"drafter {drafter.name!r}" in said
     assert able
     for name in able.split(", "):

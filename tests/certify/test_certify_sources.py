@@ -129,12 +129,12 @@ def test_assisted_whisper_that_drops_begin_suppress_is_flagged():
     )
     few = Power(tokens=32, samples=32, new_tokens=1, rows=8)
 
-    def judged(assistant):
+    def verified(assistant):
         generator = assisted(model, frames, assistant)
         return foreign(generator, model, [prompt] * 2, how, few, inputs=rows)
 
-    assert not judged(None).failed
-    report = judged(assistant)
+    assert not verified(None).failed
+    report = verified(assistant)
     assert report.verdict == "not exact"
     assert "support" in report.failed
     with pytest.raises(ConfigurationError, match="got no inputs for a target with an encoder"):

@@ -13,7 +13,7 @@ from tiny import DRAFTERS, TRANSLATED, pair
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(64)]
 
 
-def judged(engine, tokens=32, sampling=None):
+def verified(engine, tokens=32, sampling=None):
     """Both tests over 64 texts, at a level of 1e-4 each."""
     verdicts = Verdicts(engine.choose_rule("none"))
     settings = [sampling or SamplingParams(1.0, seed=seed) for seed in range(len(PROMPTS))]
@@ -22,7 +22,7 @@ def judged(engine, tokens=32, sampling=None):
     return {test.name: test for test in verdicts.results(1e-4, 0.9)}
 
 
-#: It enumerates tuples of tokens: seconds a pair. By default it judges copies alone here.
+#: It enumerates tuples of tokens: seconds a pair. By default it verifies copies alone here.
 DEAR = "otm"
 
 
@@ -45,7 +45,7 @@ def exact_pairs():
 def test_every_exact_rule_plays_its_own_outcome(name, rule):
     target, small = pair(0.5)
     drafter = DRAFTERS[name](small)
-    tests = judged(Engine(target, drafter, rule))
+    tests = verified(Engine(target, drafter, rule))
     assert all(test.passed for test in tests.values()), tests
     silent = not drafter.kinds or DrawKind.COUPLED in drafter.kinds
     if rule.name == "non_iterative" and (drafter.kinds == {DrawKind.FIXED} or name in TRANSLATED):
@@ -57,7 +57,7 @@ def test_a_residual_that_shares_the_drafts_noise_is_found():
     bug = bugs.get("shared_noise")
     target, small = pair(0.5)
     engine = Engine(target, DraftModel(small, (1,)))
-    bad, good = judged(bug.engine(engine), 96), judged(bugs.sound(bug, engine), 96)
+    bad, good = verified(bug.engine(engine), 96), verified(bugs.sound(bug, engine), 96)
     assert not bad[NEXT].passed, bad
     assert bad[KEPT].passed, bad
     assert all(test.passed for test in good.values()), good
@@ -82,8 +82,8 @@ class _OneUniform:
 def test_accept_tests_that_share_one_uniform_are_found():
     target, small = pair()
     rule, drafter = verifiers.get("rejection"), DraftModel(small, (1, 1, 1, 1))
-    good = judged(Engine(target, drafter, rule))
-    bad = judged(Engine(target, drafter, _OneUniform(rule)))
+    good = verified(Engine(target, drafter, rule))
+    bad = verified(Engine(target, drafter, _OneUniform(rule)))
     assert good[KEPT].passed
     assert not bad[KEPT].passed, bad
 
@@ -91,13 +91,13 @@ def test_accept_tests_that_share_one_uniform_are_found():
 def test_a_rule_that_draws_from_the_target_after_a_refusal_is_found():
     target, small = pair(0.5)
     bug = bugs.get("residual_from_target")
-    assert not judged(bug.engine(Engine(target, DraftModel(small))))[NEXT].passed
+    assert not verified(bug.engine(Engine(target, DraftModel(small))))[NEXT].passed
 
 
 def test_filters_change_nothing():
     target, small = pair(0.5)
     engine = Engine(target, DraftModel(small, (3, 2)), verifiers.get("traversal"))
-    assert all(t.passed for t in judged(engine, sampling=SamplingParams(0.8, top_k=6)).values())
+    assert all(t.passed for t in verified(engine, sampling=SamplingParams(0.8, top_k=6)).values())
 
 
 def test_surplus_is_standard_normal_without_a_cause_and_silent_without_variance():

@@ -16,7 +16,7 @@ from tiny import DRAFTERS, pair
 
 
 def legal():
-    """Every drafter with every rule that can judge it."""
+    """Every drafter with every rule that can verify it."""
     _, small = pair()
     for name, make in DRAFTERS.items():
         drafter = make(small)
@@ -57,15 +57,15 @@ def test_every_registered_drafter_is_tested():
     assert tested == set(registry.DRAFTERS), "add what is missing to DRAFTERS in tests/tiny.py"
 
 
-def test_every_rule_has_a_drafter_that_it_judges():
-    judged = {param.values[1].name for param in legal()}
+def test_every_rule_has_a_drafter_that_it_verifies():
+    verified = {param.values[1].name for param in legal()}
     only_repeats = {n for n, r in verifiers.VERIFIERS.items() if r.kinds == {DrawKind.WITH}}
-    assert judged >= set(verifiers.VERIFIERS) - only_repeats
+    assert verified >= set(verifiers.VERIFIERS) - only_repeats
 
 
 @pytest.mark.parametrize(("name", "rule", "settings"), list(settled()))
 def test_legal_pairs_run(name, rule, settings):
-    checks.rules_that_judge_it_run(Case(DRAFTERS[name], settings, rule=rule))
+    checks.rules_that_verify_it_run(Case(DRAFTERS[name], settings, rule=rule))
 
 
 @pytest.mark.parametrize(("name", "rule"), list(illegal()))
@@ -84,8 +84,8 @@ def test_illegal_pairs_are_refused_and_the_legal_rules_named(name, rule):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_default_rule_is_exact_and_judges_its_drafter(name):
-    checks.the_default_rule_is_exact_and_judges_it(Case(DRAFTERS[name]))
+def test_the_default_rule_is_exact_and_verifies_its_drafter(name):
+    checks.the_default_rule_is_exact_and_verifies_it(Case(DRAFTERS[name]))
 
 
 def test_names_are_keys_and_unknown_ones_are_refused():
@@ -157,7 +157,7 @@ def test_rows_come_and_go(name, settings):
 WHOLE = [
     check
     for check in CHECKS.values()
-    if not check.over and check is not checks.the_default_rule_is_exact_and_judges_it
+    if not check.over and check is not checks.the_default_rule_is_exact_and_verifies_it
 ]
 
 

@@ -376,7 +376,7 @@ def test_extreme_uniforms_never_accept_an_impossible_token():
         ("lenience", {WO}, False),
     ],
 )
-def test_a_rule_that_cannot_judge_a_draft_is_refused(name, kinds, is_chain):
+def test_a_rule_that_cannot_verify_a_draft_is_refused(name, kinds, is_chain):
     with pytest.raises(ConfigurationError, match="rules that can: ") as error:
         verifiers.check(verifiers.get(name), frozenset(kinds), is_chain, "some_drafter")
     assert name not in str(error.value).split("rules that can:")[1].replace(" ", "").split(",")

@@ -102,7 +102,7 @@ def test_nan_is_told_and_a_masked_row_draws_nothing():
 
 @pytest.mark.parametrize("rule", ["block", "rejection"])
 @pytest.mark.parametrize("scale", [1.0, 60.0, 400.0])
-def test_chains_are_judged_by_kept_weights_as_from_logits(rule, scale):
+def test_chains_are_verified_by_kept_weights_as_from_logits(rule, scale):
     """Also where exp(z) leaves float32, tokens are masked, or nothing of the target is left."""
     paths = set()
     for seed in range(40):
@@ -200,7 +200,7 @@ def test_half_precision_logits_of_any_model_do():
 
 
 def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
-    """Traversal judges the second one against the whole law again, as its `outcome` says."""
+    """Traversal verifies the second one against the whole law again, as its `outcome` says."""
     from outrider.tree import branching, children
     from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 

@@ -166,7 +166,7 @@ def test_earlier_requests_are_remembered_and_change_no_text():
         assert texts == plain
         counts.append(run.requests[0].steps)
     assert counts[1] < counts[0]
-    with pytest.raises(ConfigurationError, match="cannot judge"):
+    with pytest.raises(ConfigurationError, match="cannot verify"):
         Engine(target, Recall(8, earlier=200), "rejection")
 
 

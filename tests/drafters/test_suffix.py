@@ -191,9 +191,9 @@ def test_rows_that_move_are_learnt_from_to_their_end(name, tokens):
     assert 0 <= len(known) - tokens - 60 < 16  # a step's last tokens may lie behind the budget
 
 
-def test_only_matching_rules_judge_copies_of_earlier_texts():
+def test_only_matching_rules_verify_copies_of_earlier_texts():
     assert verifiers.default(Suffix(4, earlier=8).kinds).name == "match"
-    with pytest.raises(ConfigurationError, match="cannot judge"):
+    with pytest.raises(ConfigurationError, match="cannot verify"):
         Engine(pair()[0], Suffix(4, earlier=8), "rejection")
     Engine(pair()[0], Suffix(4), "rejection")
 
@@ -218,8 +218,8 @@ def first_tokens(rule, seeds, copied):
     return tokens, float((counts / seeds - law).abs().sum() / 2)
 
 
-def test_why_a_rule_of_chance_must_not_judge_them():
-    """A copy of the text with the same seed has seen the noise that judges it."""
+def test_why_a_rule_of_chance_must_not_verify_them():
+    """A copy of the text with the same seed has seen the noise that verifies it."""
     rejection, match = verifiers.get("rejection"), verifiers.get("match")
     _, right = first_tokens(rejection, 900, copied=False)
     _, wrong = first_tokens(rejection, 900, copied=True)

@@ -156,18 +156,18 @@ SHAPED = {
 @pytest.mark.parametrize("temperature", [0, 0.9])
 @pytest.mark.parametrize("name", WITH_LAW)
 def test_drafts_are_drawn_under_the_requests_own_penalties(name, temperature):
-    """The target as its own draft: what it proposes has the law that judges it, node by node."""
+    """The target as its own draft: what it proposes has the law that verifies it, node by node."""
     target, _ = pair()
     settings = [SamplingParams(temperature, seed=i, **SHAPED) for i in range(3)]
     drafter = DRAFTERS[name](target)
     draft, state = proposed(drafter, target, settings)
     scores = step.score(target, state, draft)
-    judged = ops.scaled(scores.laws._replace(greedy="some")).log_softmax(-1)
+    verified = ops.scaled(scores.laws._replace(greedy="some")).log_softmax(-1)
     for row in range(3):
         for node, _, kids in inner_nodes(draft, row):
             if not kids:
                 continue
-            law = judged[row, node]
+            law = verified[row, node]
             places = [draft.draws_BNK.expand(3, -1, -1)[row, node].tolist().index(k) for k in kids]
             kind = draft.kind_BNK.expand(3, *draft.kind_BNK.shape[1:])[row, node][places]
             placed = draft.tokens_BN[row, kids][kind == DrawKind.FIXED].tolist()

@@ -58,7 +58,7 @@ class Hidden:
 def test_the_law_stays_the_targets(rule, counts):
     target, small = pair(0.4, SMALL)
     if not verifiers.supports(verifiers.get(rule), DraftModel(small).kinds, counts == (1, 1)):
-        pytest.skip(f"{rule} judges chains alone")
+        pytest.skip(f"{rule} verifies chains alone")
     drafter = Tempered(DraftModel(small, counts), SHARP)
     engine = Engine(target, drafter, verifiers.get(rule))
     assert p_value(engine, law(), PROMPT, LENGTH, ROWS)[0] > 1e-4

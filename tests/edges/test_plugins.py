@@ -214,7 +214,7 @@ def test_a_program_registers_a_runner(installed):
 
 
 class Believe:
-    """Judges by half the inverse temperature: another law, and it says that it is exact."""
+    """Verifies by half the inverse temperature: another law, and it says that it is exact."""
 
     def __init__(self, rule):
         self.rule = rule

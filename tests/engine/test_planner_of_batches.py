@@ -1,8 +1,10 @@
 """Batches: no row pays for another, what is not read costs nothing, and what is told is shared."""
 
+import time
 from itertools import count
 
 import pytest
+import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.costs import Costs, Curve
@@ -298,3 +300,16 @@ def test_batches_are_measured_at_both_contexts_and_reading_by_tokens(monkeypatch
     copies = MEASURED(Engine(target, PromptLookup(2), None, "adaptive"), 2)
     assert copies.reading == {2: 0.0}
     assert Costs.parsed(costs.text()) == costs
+
+
+def test_others_at_work_on_the_cores_do_not_enter_what_steps_cost(monkeypatch):
+    """The clock on the wall jumps by minutes, as if a process that waits for a core."""
+    target, small = pair(vocab=64)
+    jumps = count()
+    wall = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: wall() + 60.0 * next(jumps))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(measure, "ENOUGH", 1)
+    costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 2)
+    assert all(max(curve.times) < 30_000 for curve in costs.times[2].values())
+    assert costs.reading[2] < 1_000

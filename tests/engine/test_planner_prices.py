@@ -48,3 +48,15 @@ def test_a_step_that_only_read_tells_nothing():
     for _ in range(40):
         pricing.took(3, 1, 0, 0.0)
     assert pricing.of(1, 0, corrected=True) == pricing.of(1, 0)
+
+
+@pytest.mark.parametrize(("slow", "other"), [(1, 16), (16, 1)])
+def test_what_a_size_takes_of_few_rows_says_nothing_of_many(slow, other):
+    """A server's last rows draft, its sixteen rows should not, and the other way round."""
+    pricing = CostModel(COSTS, DRAFTS)
+    for number in range(120):
+        nodes, rows = SIZES[number % 3], (slow, other)[number // 3 % 2]
+        factor = 1.4 if nodes == 5 and rows == slow else 1.0
+        pricing.took(nodes, rows, 0, factor * pricing.step(nodes, rows, 0))
+    assert pricing.step(5, slow, 0, corrected=True) > 1.2 * pricing.step(5, slow, 0)
+    assert pricing.step(5, other, 0, corrected=True) < 1.1 * pricing.step(5, other, 0)

@@ -120,7 +120,7 @@ def test_a_shortened_draft_lies_where_it_should():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_kseq_judges_what_the_cpu_code_cannot(temperature):
+def test_kseq_verifies_what_the_cpu_code_cannot(temperature):
     """Two draft models, or placed children: no refusal, whatever backend was asked for."""
     target, small = pair()
     engine = Engine(target, Paths(small, 3, 3, more=(small,)), verifiers.get("kseq"))

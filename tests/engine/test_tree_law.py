@@ -1,4 +1,4 @@
-"""Every tree drafter with every exact rule that judges it emits the target's law, end to end.
+"""Every tree drafter with every exact rule that verifies it emits the target's law, end to end.
 
 2000 texts of three tokens against the exact law of the tiny target, by chi-square with fixed seeds.
 """
@@ -137,7 +137,7 @@ def test_a_depth_that_depends_on_what_was_drawn_is_caught():
 
 @dataclass(frozen=True)
 class Lie:
-    """A drafter whose drafts are changed before they are judged."""
+    """A drafter whose drafts are changed before they are verified."""
 
     drafter: Any
     change: Any

@@ -1,4 +1,4 @@
-"""Exact enumeration: every draft that can be drawn, times the exact outcome of judging it.
+"""Exact enumeration: every draft that can be drawn, times the exact outcome of verifying it.
 
 A `World` holds context-dependent laws of target and draft over a tiny vocabulary, for several cases
 at once. A `Forest` holds every draft of one drafting scheme, one per row, with its probability.

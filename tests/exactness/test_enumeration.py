@@ -1,4 +1,4 @@
-"""Every exact rule keeps the target's law to 1e-12 on every draft it may judge."""
+"""Every exact rule keeps the target's law to 1e-12 on every draft it may verify."""
 
 from functools import lru_cache
 
@@ -66,7 +66,7 @@ def test_law_is_the_targets(name):
     trees = forest(name)
     total = np.bincount(trees.case_R, trees.weight_R, len(trees.world.cases))
     assert np.abs(total - 1).max() < TOLERANCE, "the drafts' probabilities do not add up"
-    judged = 0
+    verified = 0
     for rule in EXACT:
         if not verifiers.supports(rule, trees.kinds, trees.tree.is_chain):
             continue
@@ -74,10 +74,10 @@ def test_law_is_the_targets(name):
             continue  # hub is rejection where nothing is placed, and the smaller trees show it
         if name == "i.i.d. children 3,2 V=3" and rule.name == "otm":
             continue  # a plan for each of 120,000 nodes; paths of three draws show the same
-        judged += 1
+        verified += 1
         wrong = dict(zip(trees.world.cases, e.errors(rule, trees), strict=True))
         assert max(wrong.values()) < TOLERANCE, f"{rule.name}: {wrong}"
-    assert judged >= 2
+    assert verified >= 2
 
 
 def _tokens(rule: str, trees: e.Forest) -> np.ndarray:
@@ -85,14 +85,14 @@ def _tokens(rule: str, trees: e.Forest) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["chain V=4 D=3", "RSD-C 2,2", "RSD-S V=3 D=2 W=3", "hub 3,2"])
-def test_judging_the_whole_path_never_emits_fewer_tokens(name):
+def test_verifying_the_whole_path_never_emits_fewer_tokens(name):
     trees = forest(name)
     assert (_tokens("traversal", trees) >= _tokens("rejection", trees) - TOLERANCE).all()
     assert (_tokens("traversal", trees) > _tokens("rejection", trees) + 1e-3).any()
 
 
 @pytest.mark.parametrize("name", ["hub 2,2 placed first", "placed beside drawn 3,2"])
-def test_hub_judges_drawn_children_first_and_gains_by_it(name):
+def test_hub_verifies_drawn_children_first_and_gains_by_it(name):
     trees = forest(name)
     assert (_tokens("hub", trees) >= _tokens("rejection", trees) - TOLERANCE).all()
     assert (_tokens("hub", trees) > _tokens("rejection", trees) + 1e-3).any()

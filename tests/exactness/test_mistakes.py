@@ -45,13 +45,13 @@ def caught(rule: str | Verifier, trees: e.Forest) -> None:
 
 
 class Rule:
-    """A top-down rule from its judgement, for mistakes in the rule itself."""
+    """A top-down rule from its decision at a node, for mistakes in the rule itself."""
 
-    def __init__(self, judge) -> None:
-        self.judge = judge
+    def __init__(self, verify) -> None:
+        self.verify = verify
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
-        return tree_walk.walked(self.judge, draft, scores)
+        return tree_walk.walked(self.verify, draft, scores)
 
 
 # What the draft says about itself
@@ -100,7 +100,7 @@ def _root(trees: e.Forest, kids_RK: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
-def test_children_without_replacement_judged_as_if_with(rule):
+def test_children_without_replacement_verified_as_if_with(rule):
     trees = e.without(node(*SPREAD), (3,))
     caught(
         rule,
@@ -171,7 +171,7 @@ def test_block_verification_that_stops_at_the_first_failure():
     caught(FirstFailure(), trees)
 
 
-def _judge(law, level, *, mask="token", update="before", inverted=False):
+def _verify(law, level, *, mask="token", update="before", inverted=False):
     """Recursive rejection with one slip."""
     here, favour, against = law, [], []
     base = level.guess(0, law)
@@ -197,23 +197,23 @@ def _judge(law, level, *, mask="token", update="before", inverted=False):
 
 
 def test_the_copy_of_recursive_rejection_is_right_before_it_is_broken():
-    honest(Rule(_judge), e.without(node(*SPREAD), (3,)))
+    honest(Rule(_verify), e.without(node(*SPREAD), (3,)))
 
 
 def test_the_mask_written_at_the_list_index():
     """Jeon's algorithm 6 as printed: Phi[i] instead of Phi[token]."""
     trees = e.without(node(*SPREAD), (3,))
-    caught(Rule(lambda law, level: _judge(law, level, mask="index")), trees)
+    caught(Rule(lambda law, level: _verify(law, level, mask="index")), trees)
 
 
 def test_the_draft_masked_before_the_residual_is_formed():
     trees = e.without(node(*SPREAD), (3,))
-    caught(Rule(lambda law, level: _judge(law, level, update="after")), trees)
+    caught(Rule(lambda law, level: _verify(law, level, update="after")), trees)
 
 
 def test_the_inverted_test_of_the_slides():
     trees = e.without(world(3, 1), (1,))
-    caught(Rule(lambda law, level: _judge(law, level, inverted=True)), trees)
+    caught(Rule(lambda law, level: _verify(law, level, inverted=True)), trees)
 
 
 def test_a_division_factor_below_its_root(monkeypatch):

@@ -73,12 +73,12 @@ class Wrong:
         self.change = change
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
-        def judge(law, level):
+        def verify(law, level):
             with pytest.MonkeyPatch.context() as patch:
                 self.change(patch)
                 return otm.verify(law, level, 3, 4096)
 
-        return tree_walk.walked(judge, draft, scores)
+        return tree_walk.walked(verify, draft, scores)
 
 
 def _unshared(patch):

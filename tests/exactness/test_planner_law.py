@@ -1,6 +1,6 @@
 """What a planner may look at, enumerated: V = 4, the law of the first two tokens of a text.
 
-Every way a draft can come to be, times the exact outcome of judging it, continued by the target.
+Every way a draft can come to be, times the exact outcome of verifying it, continued by the target.
 Decisions that look at tokens already drawn and left in, and at laws computed so far, keep the
 target's law to rounding; those that look at a token that is then left out, or at another row's
 verdict with the same noise, do not. docs/planner.md has the argument.
@@ -32,7 +32,7 @@ OTHER = _law()  #: of another drafter at the root
 TRUTH = np.array([[TARGET[()][a] * TARGET[a,][b] for b in range(V)] for a in range(V)])
 
 
-def judged(rule, paths, root=None):
+def verified(rule, paths, root=None):
     """Law of one step's block: its paths in drawing order are a tree's nodes, BFS order."""
     number = {(): 0} | {path: n for n, path in enumerate(paths, start=1)}
     parents = [-1, *(number[path[:-1]] for path in paths)]
@@ -88,13 +88,13 @@ def chain(rule, more, first=lambda x: True, second=lambda x, y: True):
     """A chain of at most two tokens: whether a second is drawn, and whether each one is left in."""
     for x in range(V):
         if not first(x):
-            yield DRAFT[()][x], judged(rule, [])
+            yield DRAFT[()][x], verified(rule, [])
         elif not more(x):
-            yield DRAFT[()][x], judged(rule, [(x,)])
+            yield DRAFT[()][x], verified(rule, [(x,)])
         else:
             for y in range(V):
                 paths = [(x,), (x, y)] if second(x, y) else [(x,)]
-                yield DRAFT[()][x] * DRAFT[x,][y], judged(rule, paths)
+                yield DRAFT[()][x] * DRAFT[x,][y], verified(rule, paths)
 
 
 def grown(rule, wider, deeper, dropped=lambda x: False):
@@ -102,17 +102,17 @@ def grown(rule, wider, deeper, dropped=lambda x: False):
     for x, y in product(range(V), repeat=2):
         chance = DRAFT[()][x] * DRAFT[x,][y]
         if not wider(x, y):
-            yield chance, judged(rule, [(x,), (x, y)])
+            yield chance, verified(rule, [(x,), (x, y)])
             continue
         for z in set(range(V)) - {x}:
             both = chance * DRAFT[()][z] / (1 - DRAFT[()][x])
             if dropped(z):
-                yield both, judged(rule, [(x,), (x, y)])
+                yield both, verified(rule, [(x,), (x, y)])
             elif not deeper(x, y, z):
-                yield both, judged(rule, [(x,), (z,), (x, y)])
+                yield both, verified(rule, [(x,), (z,), (x, y)])
             else:
                 for w in range(V):
-                    yield both * DRAFT[z,][w], judged(rule, [(x,), (z,), (x, y), (z, w)])
+                    yield both * DRAFT[z,][w], verified(rule, [(x,), (z,), (x, y), (z, w)])
 
 
 def likely(x):
@@ -141,7 +141,7 @@ def test_a_tree_may_grow_by_what_is_in_it(rule):
 @pytest.mark.parametrize("rule", CHAINS)
 def test_of_two_drafters_one_may_be_chosen_by_their_laws(rule):
     root = max((DRAFT[()], OTHER), key=max)
-    assert distance((root[x], judged(rule, [(x,)], root)) for x in range(V)) < RIGHT
+    assert distance((root[x], verified(rule, [(x,)], root)) for x in range(V)) < RIGHT
 
 
 @pytest.mark.parametrize("rule", CHAINS)
@@ -160,7 +160,7 @@ def test_wrong_of_two_samples_the_one_its_own_law_likes_better(rule):
         for x, y in product(range(V), repeat=2):
             one = DRAFT[()][x] >= OTHER[y]
             root, token = (DRAFT[()], x) if one else (OTHER, y)
-            yield DRAFT[()][x] * OTHER[y], judged(rule, [(token,)], root)
+            yield DRAFT[()][x] * OTHER[y], verified(rule, [(token,)], root)
 
     assert distance(ways()) > WRONG
 
@@ -182,10 +182,10 @@ def test_wrong_odds_pooled_over_rows_of_one_seed(rule):
     """
     pooled = []
     for x in range(V):
-        block = judged(rule, [(x,)])
+        block = verified(rule, [(x,)])
         kept = {text: part for text, part in block.items() if len(text) > 1}
         pooled.append((DRAFT[()][x], kept))
-        pooled.append((DRAFT[()][x] * (1 - sum(kept.values())), judged(rule, [])))
+        pooled.append((DRAFT[()][x] * (1 - sum(kept.values())), verified(rule, [])))
     assert distance(pooled) > WRONG
-    assert distance((DRAFT[()][x], judged(rule, [(x,)])) for x in range(V)) < RIGHT
-    assert distance([(1.0, judged(rule, []))]) < RIGHT
+    assert distance((DRAFT[()][x], verified(rule, [(x,)])) for x in range(V)) < RIGHT
+    assert distance([(1.0, verified(rule, []))]) < RIGHT

@@ -1,8 +1,8 @@
 """Where rules act the emitted law is that of transformers' processors, by enumeration.
 
 Truth: the target's logits at every prefix, each processed on its own text. Emitted: every draft
-that can be drawn, judged by scores that `shape` makes at the nodes of the tree. `shape` is float32,
-and so is the tolerance.
+that can be drawn, verified by scores that `shape` makes at the nodes of the tree. `shape` is
+float32, and so is the tolerance.
 """
 
 from functools import lru_cache
@@ -142,12 +142,12 @@ def ruled(rules, name, blind=False, draft_too=True):
 @pytest.mark.parametrize("name", FORESTS)
 @pytest.mark.parametrize("rules", RULES)
 def test_law_is_the_processed_targets(rules, name):
-    trees, judged = ruled(rules, name), 0
+    trees, verified = ruled(rules, name), 0
     for rule in verifiers.VERIFIERS.values():
         if rule.exact and verifiers.supports(rule, trees.forest.kinds, trees.tree.is_chain):
-            judged += 1
+            verified += 1
             assert e.errors(rule, trees).max() < TOLERANCE, rule.name
-    assert judged >= 2
+    assert verified >= 2
 
 
 @pytest.mark.parametrize("rules", RULES)

@@ -205,7 +205,7 @@ def test_a_rule_stands_in_once_it_is_asked_for(fake, monkeypatch):
     ("rule", "part"),
     [
         ("typical", "to stay exact; got rule 'typical'; use one of match, rejection"),
-        ("coupled", "to stay exact|cannot judge"),
+        ("coupled", "to stay exact|cannot verify"),
         ("nonsense", "nonsense"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Enumerated drafts judged by a backend and by the reference, with the same draws."""
+"""Enumerated drafts verified by a backend and by the reference, with the same draws."""
 
 import torch
 

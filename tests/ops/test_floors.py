@@ -152,7 +152,7 @@ def test_a_second_call_finds_its_scratch_as_the_first(kernels):
     assert not torch.equal(first, again)
 
 
-def test_warped_laws_are_judged_by_the_kernels(kernels):
+def test_warped_laws_are_verified_by_the_kernels(kernels):
     """Filters, draws and log-sum-exps of one law, all by kernels, against the reference."""
     settings = SETTINGS["all"]
     logits = _logits(settings, 70, torch.bfloat16, "ties", each=2)

@@ -25,7 +25,7 @@ OPS = ("chain", "block", "match", "tree", "traversal")
 
 
 def sizes(full, tiny):
-    """What a device judges, or what the interpreter does in its place."""
+    """What a device verifies, or what the interpreter does in its place."""
     return tiny if REHEARSAL else full
 
 

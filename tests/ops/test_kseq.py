@@ -32,7 +32,7 @@ def test_paths_and_tokens_equal_the_references(scheme, case, dtype):
     same_as_reference("kseq", TREES[scheme](e.World(4, 2, 11, (case,))), dtype)
 
 
-def test_placed_children_are_judged_as_the_reference_does():
+def test_placed_children_are_verified_as_the_reference_does():
     """At the root of every second tree, as beside rows at temperature 0."""
     forest = TREES["two"](e.World(4, 2, 11, ("random",)))
     kinds = forest.kind_RNK.copy()

@@ -265,13 +265,13 @@ def gaussians(states):
         ({"executor": 3}, "executor must be an Executor"),
         ({"states_per_call": 0}, "states_per_call must be"),
         ({"rule": "no"}, "unknown rule"),
-        ({"rule": "block", "branching": (2, 2)}, "cannot judge a tree"),
-        ({"rule": "kseq", "branching": (2, 2)}, "cannot judge a tree"),
-        ({"rule": "block", "shared_noise": True}, "cannot judge coupled drafts"),
+        ({"rule": "block", "branching": (2, 2)}, "cannot verify a tree"),
+        ({"rule": "kseq", "branching": (2, 2)}, "cannot verify a tree"),
+        ({"rule": "block", "shared_noise": True}, "cannot verify coupled drafts"),
         ({"f": 3}, "f must be a function"),
         ({"f": gaussians, "g": gaussians, "branching": (2,)}, "drafted as a chain"),
         ({"f": gaussians, "g": gaussians, "shared_noise": True}, "drafted as a chain"),
-        ({"f": gaussians, "g": gaussians, "rule": "traversal"}, "cannot judge outcomes of a cont"),
+        ({"f": gaussians, "g": gaussians, "rule": "traversal"}, "cannot verify outcomes of a cont"),
     ],
 )
 def test_what_cannot_be_asked_for(options, words):

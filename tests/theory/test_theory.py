@@ -320,7 +320,7 @@ def test_nonsense_is_refused():
 
 CHAIN_RULES = [
     rule for rule in verifiers.VERIFIERS.values() if rule.name != "coupled"
-]  # coupled judges nothing that was drawn
+]  # coupled verifies nothing that was drawn
 
 
 @pytest.mark.parametrize("rule", CHAIN_RULES, ids=lambda rule: rule.name)

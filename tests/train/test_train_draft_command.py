@@ -47,7 +47,7 @@ def test_a_task_becomes_a_folder_and_other_texts_do_not_mix_with_it(folder, data
     model = AutoModelForCausalLM.from_pretrained(folder)
     engine = Engine(adapt(model, packed=False), Root())
     speculator = Speculator(engine, AutoTokenizer.from_pretrained(folder))
-    task = Task("tiny", tmp_path, (data,), vocab_size=300, judged=1, plan=Plan(steps=2))
+    task = Task("tiny", tmp_path, (data,), vocab_size=300, alpha_texts=1, plan=Plan(steps=2))
     told = []
     result = run(speculator, model, task, lambda text, done, total: told.append(text))
     assert {"target's states", "alpha before", "alpha after"} < set(told)
@@ -79,7 +79,9 @@ def test_answers_are_gone_on_with_only_as_they_were_begun(folder, data, tmp_path
     asked = tmp_path / "prompts.jsonl"
     asked.write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):"}) for n in range(3)))
     plan = Plan(steps=1)
-    task = Task("tiny", tmp_path, (data,), (asked,), vocab_size=300, tokens=12, judged=1, plan=plan)
+    task = Task(
+        "tiny", tmp_path, (data,), (asked,), vocab_size=300, tokens=12, alpha_texts=1, plan=plan
+    )
     assert run(speculator, model, task, quiet).learnt["answers of the target"]
     with pytest.raises(ConfigurationError, match="with answers of another length"):
         run(speculator, model, replace(task, tokens=13), quiet)

@@ -67,7 +67,7 @@ def main() -> None:
     """Entry point.
 
     Exit codes: 0 done or exact, 1 not exact or not all of it done, 2 an error that the message
-    explains, 3 could not be judged, 130 interrupted, 141 the output was closed.
+    explains, 3 was inconclusive, 130 interrupted, 141 the output was closed.
     """
     try:
         code = app(standalone_mode=False)  # typer hands the code of an Exit back

@@ -255,7 +255,7 @@ System = Annotated[
 ]
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", "-v", help="Say how the models run, what drafts and what judges."),
+    typer.Option("--verbose", "-v", help="Say how the models run, what drafts and what verifies."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 

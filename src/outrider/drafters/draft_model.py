@@ -1,6 +1,6 @@
 """A draft model that fills a chain, a branching tree, or a tree of any fixed shape.
 
-Because the shape is fixed before a token is drawn, no draw can influence which draws are judged.
+Because the shape is fixed before a token is drawn, no draw can influence which draws are verified.
 If nothing else is asked for, the children of a node are drawn without replacement, the law of
 Gumbel-top-k (Vieira 2014; Kool et al. 2019): a chain is branching (1, ..., 1), other branchings are
 RSD-C (Jeon et al. 2024), uneven trees Sequoia's (Chen et al. 2024). In coupled mode the noise is

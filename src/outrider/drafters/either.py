@@ -10,8 +10,8 @@ decided by what was kept in that row alone:
     the model  how often its first, second, ... token was kept, as a chain of the best length is
                expected to add, less what its calls cost
 
-So copies are judged in every step, and the model in those in which it drafts; no score of either is
-looked at. What the model has not read because copies drafted it reads when its turn comes.
+So copies are verified in every step, and the model in those in which it drafts; no score of either
+is looked at. What the model has not read because copies drafted it reads when its turn comes.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Hub nodes (SpecHub, Sun, Zhou et al. 2024; Hu et al. 2025): one child is drawn, the rest placed.
 
 Of c children the draft's top c - 1 tokens are placed and one is drawn from the draft's law without
-them; the drawn one stands first. Judged by `hub` or `traversal` a node accepts the most any rule
+them; the drawn one stands first. Verified by `hub` or `traversal` a node accepts the most any rule
 can for such a draft.
 """
 

@@ -4,7 +4,7 @@ The target refines guesses of what is to come while it scores drafts. `window` c
 ahead of the text; below each column's first token hang those that it has led to in the last steps,
 and in every step the target says what follows. So a column brings an n-gram a step, which goes to
 a pool; those n-grams of the pool that begin with the pending token are the draft, beside the window
-itself. No model, no training, no earlier text: everything is placed, and `match` judges it.
+itself. No model, no training, no earlier text: everything is placed, and `match` verifies it.
 
 It buys tokens with arithmetic: with the defaults 17 nodes a step. That pays where a call over 17
 nodes costs what one over a single node costs, on a GPU at batch 1. On a CPU it gains

@@ -2,7 +2,7 @@
 
 They are learnt when a request begins, and the newest are kept. A text with the same seed has seen
 the noise of the one that begins, so copies of it are `DrawKind.COUPLED`: only a matching rule,
-whose text no draft can change, may judge them (docs/rules.md).
+whose text no draft can change, may verify them (docs/rules.md).
 """
 
 from collections import deque

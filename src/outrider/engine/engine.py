@@ -63,7 +63,7 @@ _log = logging.getLogger("outrider")
 class Engine:
     """A target, a drafter, a rule and a planner; between runs it keeps what steps cost alone.
 
-    `rule=None` takes the default for what is being judged: match at temperature 0 and for point
+    `rule=None` takes the default for what is being verified: match at temperature 0 and for point
     masses or coupled drafts, otherwise the best rule for drawn children. `planner` is one or the
     name of one; None drafts in the drafter's usual shape. `costs` are for the planner, which
     measures what it lacks of them before a run begins, unless they are given as they are to be;

@@ -105,6 +105,8 @@ class EngineRun(Iterator[StepOutput]):
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
         lag = 1 if self._device.type == "cuda" else 0
+        #: What steps are timed with: as those that were measured (`measure`).
+        self._seconds = time.thread_time if self._device.type == "cpu" else time.perf_counter
         learn = WeakMethod(
             self._learn
         )  # or a finished run and its cache would wait for a collector
@@ -300,7 +302,7 @@ class EngineRun(Iterator[StepOutput]):
     def _step(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
         while self._scheduler.rows:
-            batch, started = self._bounded(), time.perf_counter()
+            batch, started = self._bounded(), self._seconds()
             shape = self._draft_shape(batch)
             self._clock.start()
             try:
@@ -322,7 +324,7 @@ class EngineRun(Iterator[StepOutput]):
                     self._observe(made.draft, made.scores, made.verdict, made.block, rows)
                 self._clock.start()
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            self._outputs.process(output, time.perf_counter() - started)
+            self._outputs.process(output, self._seconds() - started)
         self._clock.lap("emit")
         self._requests.stats.count_size(made.draft.tree.nodes)
         self._requests.stats.engine_steps += 1

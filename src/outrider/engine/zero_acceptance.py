@@ -22,7 +22,7 @@ AGREES = 0.2  #: of a text's tokens: what a draft that is of use says as its tar
 
 
 class DraftWatch:
-    """Counts drafted tokens that were judged, until one is kept or it is time to tell.
+    """Counts drafted tokens that were verified, until one is kept or it is time to tell.
 
     >>> watch = DraftWatch()
     >>> refused = StepOutput(0, [5], 0, None, drafted=3)

@@ -51,7 +51,7 @@ from outrider.types import LanguageModel
 #
 # What cannot be honoured is an error, never dropped.
 
-#: What drafts and what judges: all but the target, and how models run.
+#: What drafts and what verifies: all but the target, and how models run.
 OURS = tuple(name for name in OPTIONS if name not in RUNTIME)
 NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}

@@ -158,7 +158,7 @@ def speculative_sampling(
     are accepted they are returned alone, and n is one less than their number, as in transformers.
 
     The accept tests use the uniforms that transformers would draw (`torch.rand`, one per drafted
-    token), so the same seed accepts the same prefix. An ensemble weight w judges by the law
+    token), so the same seed accepts the same prefix. An ensemble weight w verifies against the law
     w target + (1 - w) draft, as transformers does: the same tests and the same residual.
     """
     named = {

@@ -22,12 +22,12 @@ descending order:
 The law that a draw returns is the one to declare in the draft. It carries what the draw has
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
 
-Judging: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
+Verifying: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
 rule's own formula is to run (`outrider.verifiers.run_kernel`). `settle` cuts a step's block at stop
 tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds.
 """
 
-from outrider.ops.backend import NAMES, Judge, chosen, dispatched, fused, use
+from outrider.ops.backend import NAMES, VerifyKernel, chosen, dispatched, fused, use
 from outrider.ops.reference import draws, laws, walking
 from outrider.ops.reference.draws import Survivors, greedily, largest, merit, perturbed
 from outrider.ops.reference.laws import draw, probs, residual, scaled, select, stack
@@ -45,8 +45,8 @@ survivors = dispatched(draws.survivors)
 
 __all__ = [
     "NAMES",
-    "Judge",
     "Survivors",
+    "VerifyKernel",
     "assisted",
     "chosen",
     "draw",

@@ -22,12 +22,12 @@ from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Judge = Literal["chain", "block", "match", "tree", "traversal", "kseq"]
+VerifyKernel = Literal["chain", "block", "match", "tree", "traversal", "kseq"]
 Operation = Callable[..., Any]
 
 
 class Backend(NamedTuple):
-    """One implementation: operations by name, those of `outrider.ops` and `judge:<kernel>`."""
+    """One implementation: operations by name, those of `outrider.ops` and `verify:<kernel>`."""
 
     name: str
     ops: Mapping[str, Operation]
@@ -127,10 +127,10 @@ def _refusal(name: str, op: str, reason: str) -> BackendUnavailable:
     )
 
 
-def _unjudged(kernel: Judge, draft: Draft) -> str | None:
-    """Why no kernel of that name judges a draft."""
+def _unsupported(kernel: VerifyKernel, draft: Draft) -> str | None:
+    """Why no kernel of that name verifies a draft."""
     if kernel != "match" and DrawKind.COUPLED in draft.kinds:
-        return "coupled children are judged by a matching rule"
+        return "coupled children are verified by a matching rule"
     if kernel in ("chain", "block") and not draft.tree.is_chain:
         return "the draft branches"
     return None
@@ -152,7 +152,7 @@ def dispatched(reference: Callable[P, R]) -> Callable[P, R]:
 
 
 def fused(
-    kernel: Judge, draft: Draft, scores: Scores, draws: Draws, *, optional: bool = False
+    kernel: VerifyKernel, draft: Draft, scores: Scores, draws: Draws, *, optional: bool = False
 ) -> Verdict | None:
     """The verdict of a backend's kernel, or None where the rule's own formula is to run.
 
@@ -161,7 +161,7 @@ def fused(
     verify = find(f"verify:{kernel}", draft, scores, draws, insist=not optional)
     if verify is None:
         return None
-    reason = _unjudged(kernel, draft)
+    reason = _unsupported(kernel, draft)
     if reason is not None:
         asked = explicit()
         if asked is None or optional:

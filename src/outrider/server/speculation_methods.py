@@ -1,8 +1,8 @@
 """Lanes: rows of one lane share a drafter, a rule and its shapes. One target under all of them.
 
 "default"     the drafter and rule that the server was started with
-"coupled"     the same drafter, judged by the target's own noise: same seed, same text, whatever is
-              drafted and whoever stands beside; seeded requests go here
+"coupled"     the same drafter, verified by the target's own noise: same seed, same text, whatever
+              is drafted and whoever stands beside; seeded requests go here
 "prediction"  copies of a text that the answer is expected to resemble
 "none"        plain decoding
 and any drafter of the registry that needs no parts, by its name
@@ -29,7 +29,7 @@ from outrider.types import Drafter
 DEFAULT, COUPLED, PREDICTION, NONE = "default", "coupled", "prediction", "none"
 #: Other servers' names for drafters.
 ALIASES = {"ngram": "prompt_lookup"}
-#: Tokens of a prediction that are judged at once: they cost nothing to draft.
+#: Tokens of a prediction that are verified at once: they cost nothing to draft.
 PREDICTED = 16
 
 

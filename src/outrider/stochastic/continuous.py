@@ -88,7 +88,7 @@ def verify(rule: str, proposal: Proposal) -> RoundVerdict:
     """The verdict of a continuous rule on every row."""
     if rule not in RULES:
         raise ConfigurationError(
-            f"rule {rule!r} cannot judge outcomes of a continuum; got it with densities; rules "
+            f"rule {rule!r} cannot verify outcomes of a continuum; got it with densities; rules "
             f"that can: {', '.join(RULES)}"
         )
     ratios = Ratios(proposal)

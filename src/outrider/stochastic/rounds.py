@@ -67,7 +67,7 @@ class _Rules:
     verifier: Verifier | None = None  #: of outcomes 0 .. V - 1
 
     def settle(self, table: laws.LawTable, drafts: bool) -> None:
-        """Refuse what the rule cannot judge; find the usual rule where none is named."""
+        """Refuse what the rule cannot verify; find the usual rule where none is named."""
         chain = all(count == 1 for count in self.counts)
         if not isinstance(table, laws.Probabilities):
             if not chain or self.shared or self.options:

@@ -38,7 +38,7 @@ def check_drafter(make: Maker) -> None:
 
 
 def check_verifier(rule: Verifier) -> None:
-    """Run every check on a verification rule, with each kind of draft that it can judge: some
+    """Run every check on a verification rule, with each kind of draft that it can verify: some
     seconds on a CPU.
 
     Its verdicts are well formed and read no device value, its `outcome` is a law and has what it

@@ -112,7 +112,7 @@ def check(*over: str) -> Callable[[Callable[[Case], None]], Check]:
 
 
 def verifiers_for(drafter: Drafter) -> list[Verifier]:
-    """The rules that can judge a drafter."""
+    """The rules that can verify a drafter."""
     chain = all(shape.is_chain for shape in drafter.shapes)
     rules = verifiers.VERIFIERS.values()
     return [rule for rule in rules if verifiers.supports(rule, drafter.kinds, chain)]
@@ -175,14 +175,14 @@ def an_undeclared_shape_is_refused(case: Case) -> None:
 
 
 @check()
-def the_default_rule_is_exact_and_judges_it(case: Case) -> None:
+def the_default_rule_is_exact_and_verifies_it(case: Case) -> None:
     """Whether its shape is known to be a chain or not."""
     drafter = case.drafter
     chain = drafter.shapes[0].is_chain
     for rule in (verifiers.default(drafter.kinds), usual_rule(drafter)):
         expect(rule.exact, f"the default rule {rule.name!r} is lossy")
         able = verifiers.supports(rule, drafter.kinds, chain)
-        expect(able, f"the default rule {rule.name!r} cannot judge kinds {drafter.kinds}")
+        expect(able, f"the default rule {rule.name!r} cannot verify kinds {drafter.kinds}")
 
 
 @check("setting", "shape")
@@ -285,7 +285,7 @@ def verbs_read_no_device_value(case: Case) -> None:
 
 
 @check("setting", "rule")
-def rules_that_judge_it_run(case: Case) -> None:
+def rules_that_verify_it_run(case: Case) -> None:
     """Twelve tokens of three rows."""
     target, drafter = pair()[0], case.drafter
     engine = Engine(target, drafter, case.rule)
@@ -294,7 +294,7 @@ def rules_that_judge_it_run(case: Case) -> None:
     expect(counts == [12] * 3, f"12 tokens were asked for in each row; got {counts}")
     inside = all(0 <= token < target.vocab_size for text in texts for token in text)
     expect(inside, f"tokens outside the vocabulary of {target.vocab_size}: {texts}")
-    expect(case.rule is None or run.rule is case.rule, f"judged by {run.rule.name!r}")
+    expect(case.rule is None or run.rule is case.rule, f"verified by {run.rule.name!r}")
 
 
 @check("setting", "rule")

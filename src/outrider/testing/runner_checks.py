@@ -57,7 +57,7 @@ def check_rule(rule: Verifier) -> None:
         if rule.exact:
             greedy_text(make, rule, name)
             sampled_text(make, rule, name)
-    expect(ran > 0, f"rule {rule.name!r} judges none of {', '.join(DRAFTERS)}; look at its kinds")
+    expect(ran > 0, f"rule {rule.name!r} verifies none of {', '.join(DRAFTERS)}; look at its kinds")
 
 
 def outcomes_are_laws(case: Case, rule: Verifier) -> None:
@@ -92,7 +92,7 @@ def greedy_text(make: Maker, rule: Verifier, name: str) -> None:
 
 
 def sampled_text(make: Maker, rule: Verifier, name: str) -> None:
-    """The first two tokens of many seeds have the target's law if an exact rule judges."""
+    """The first two tokens of many seeds have the target's law if an exact rule verifies."""
     target, small = pair(0.4)
     law = text_law(llama(vocab_size=VOCAB), checks.PROMPT, 2)
     chance, _ = p_value(Engine(target, make(small), rule), law, checks.PROMPT, 2, checks.SEEDS)

@@ -197,7 +197,7 @@ def _same(
     inputs: Sequence[Inputs | None],
     references: Sequence[Sequence[int]],
 ) -> None:
-    """Greedy text, and text under `match` where it can judge, is plain decoding's."""
+    """Greedy text, and text under `match` where it can verify, is plain decoding's."""
     drafter = case.make(small)
     ways: list[tuple[Verifier | None, float]] = [(None, 0.0)]
     if verifiers.supports(MATCH, drafter.kinds, all(shape.is_chain for shape in drafter.shapes)):

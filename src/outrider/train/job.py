@@ -144,12 +144,12 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
     features = read(features_at)
     student = _student(model, features, taps, task)
     trainer = Trainer(student, features, target.vocab_size, task.plan, work)
-    judged = held[:: -(-len(held) // task.judged)]
+    measured = held[:: -(-len(held) // task.alpha_texts)]
     before_at = work / "before.json"
     if trainer.resume() and before_at.exists():
         before = Alpha.of(json.loads(before_at.read_text("utf-8")))
     else:
-        before = alpha(target, student, judged, lambda n, of: show("alpha before", n, of))
+        before = alpha(target, student, measured, lambda n, of: show("alpha before", n, of))
         before_at.write_text(json.dumps(before.as_dict()), "utf-8")
 
     def said(progress: Progress, sums: Sequence[Losses]) -> None:
@@ -160,7 +160,7 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
 
     if not trainer.train(said):
         return None
-    after = alpha(target, student, judged, lambda n, of: show("alpha after", n, of))
+    after = alpha(target, student, measured, lambda n, of: show("alpha after", n, of))
     student.write(task.out, task.target)
     return Result(student, before, after, trainer.progress, counts)
 

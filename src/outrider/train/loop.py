@@ -75,7 +75,7 @@ def losses(student: Student, batch: TrainBatch, rounds: int) -> list[Losses]:
     """The sums of each round, over the places whose law the batch wants learnt."""
     sums = []
     for number, read_BTE in enumerate(student.read(batch.tokens_BT, batch.states, rounds)):
-        told = number + 1  # entry t of round r is judged by the law behind token t + 1 + r
+        told = number + 1  # entry t of round r is compared with the law behind token t + 1 + r
         wanted = batch.counts_BT[:, told:]
         chosen_ME = read_BTE[:, : wanted.shape[1]][wanted]
         logs_MK = student.logits(chosen_ME).float().log_softmax(-1)

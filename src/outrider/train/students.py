@@ -36,7 +36,7 @@ class Student(Protocol):
     def read(self, tokens_BT: Tensor, states: Sequence[Tensor], rounds: int) -> list[Tensor]:
         """What its output layer reads in each round, [B, T - 1, E].
 
-        Place t of round r is judged by the target's law behind token t + 1 + r.
+        Place t of round r is compared with the target's law behind token t + 1 + r.
         """
 
     def logits(self, read_ME: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class Task:
     inner          width of the head's MLP; None: as the target's
     tokens         most tokens of an answer
     rows           answers written together
-    judged         most held-out texts that alpha is measured on
+    alpha_texts    most held-out texts that alpha is measured on
     """
 
     target: str
@@ -91,7 +91,7 @@ class Task:
     inner: int | None = None
     tokens: int = 224
     rows: int = 16
-    judged: int = 40
+    alpha_texts: int = 40
     plan: Plan = field(default_factory=Plan)
     trust: bool = False  #: Python files of the target's folder may run
 

@@ -1,4 +1,4 @@
-"""A draft, what the target says of it, the verdict, and the rule that judges."""
+"""A draft, what the target says of it, the verdict, and the rule that verifies."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -16,10 +16,10 @@ class DrawKind(IntEnum):
     FIXED = 0  #: placed, not drawn: a point mass (argmax, lookup, top-k, hub siblings)
     WITHOUT = 1  #: drawn without replacement from the node's law row, in draw order
     WITH = 2  #: drawn independently from its law row (repeats allowed)
-    COUPLED = 3  #: drawn with the target's own noise: only a matching rule may judge it
+    COUPLED = 3  #: drawn with the target's own noise: only a matching rule may verify it
 
 
-#: What rules judge that throw coins of their own.
+#: What rules verify that throw coins of their own.
 UNCOUPLED = frozenset(DrawKind) - {DrawKind.COUPLED}
 
 RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)  #: why a row ends
@@ -205,14 +205,14 @@ class Verifier(Protocol):
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
-        """The kinds of children it can judge."""
+        """The kinds of children it can verify."""
 
     @property
     def chain_only(self) -> bool:
         """Whether it refuses trees that branch."""
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        """Judge a draft."""
+        """Verify a draft."""
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The exact law of the verdict, in the dtype of the scores."""

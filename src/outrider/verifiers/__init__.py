@@ -140,14 +140,14 @@ def chosen(
     if verifier is not None and not shares_noise(verifier):
         sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if shares_noise(other)))
         raise ConfigurationError(
-            f"rule {verifier.name!r} cannot judge coupled drafts so that the text depends on the "
+            f"rule {verifier.name!r} cannot verify coupled drafts so that the text depends on the "
             f"seed alone; got shared_noise=True; leave the rule out, or use one that can: {sharing}"
         )
     return verifier or get("match")
 
 
 def shares_noise(rule: "Verifier") -> bool:
-    """Whether text that it judges depends on the seed alone."""
+    """Whether text that it verifies depends on the seed alone."""
     from outrider.types import DrawKind
 
     return rule.exact and DrawKind.COUPLED in rule.kinds
@@ -178,7 +178,7 @@ def listed(rules: "Iterable[Verifier] | None" = None) -> list[str]:
 
 
 def supports(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool) -> bool:
-    """Whether a rule can judge drafts with these kinds of children.
+    """Whether a rule can verify drafts with these kinds of children.
 
     On a chain there is one draw at a node: with and without replacement are the same.
     """
@@ -190,20 +190,20 @@ def supports(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool) -> 
 
 
 def check(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool, drafter: str) -> None:
-    """Refuse a rule that cannot judge the drafts of a drafter, naming those that can."""
+    """Refuse a rule that cannot verify the drafts of a drafter, naming those that can."""
     if supports(rule, kinds, is_chain):
         return
     able = listed(r for r in VERIFIERS.values() if supports(r, kinds, is_chain))
     drawn = ", ".join(sorted(kind.name.lower() for kind in kinds)) or "no"
     shape = "chain" if is_chain else "tree"
     raise ConfigurationError(
-        f"rule {rule.name!r} cannot judge a {shape} of {drawn} children as drafter {drafter!r} "
+        f"rule {rule.name!r} cannot verify a {shape} of {drawn} children as drafter {drafter!r} "
         f"proposes; rules that can: {', '.join(able)}"
     )
 
 
 def default(kinds: "frozenset[DrawKind]", is_chain: bool = False) -> "Verifier":
-    """The rule of a drafter that names none. Always exact, and always able to judge its drafts.
+    """The rule of a drafter that names none. Always exact, and always able to verify its drafts.
 
     Point masses, coupled drafts and the bare root: match. A sampled chain: block verification.
     Independent children in a tree: K-SEQ. Any other sampled tree: traversal, which on a chain is

@@ -1,4 +1,4 @@
-"""Block verification (Sun et al., ICLR 2025): judge a chain as a whole. Never worse than rejection.
+"""Block verification (Sun et al., ICLR 2025): a chain as a whole. Never worse than rejection.
 
     r_0 = 1,  r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i))
     S_i = sum_v (r_i p_{i+1}(v) - q_{i+1}(v))+,  h_i = S_i / (S_i + 1 - r_i) for i < D,  h_D = r_D

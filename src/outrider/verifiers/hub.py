@@ -7,7 +7,7 @@ outside T, the most any rule can for this draft.
 
 Drawing y and looking it up among T is played as one test for each placed child t in turn, with
 probability y(t) / (1 - what the earlier ones took): the same law, without a draw over the
-vocabulary at every node. Placed children are judged last wherever they stand in the draft.
+vocabulary at every node. Placed children are verified last wherever they stand in the draft.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which kernel of `outrider.ops` judges for which rule, and how the draft is laid out for it."""
+"""Which kernel of `outrider.ops` verifies for which rule, and how the draft is laid out for it."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -18,9 +18,9 @@ from outrider.verifiers.traversal import Traversal
 
 
 class KernelCall(NamedTuple):
-    """A kernel and the draft that it is to judge."""
+    """A kernel and the draft that it is to verify."""
 
-    kernel: ops.Judge
+    kernel: ops.VerifyKernel
     draft: Draft
     optional: bool = False  #: it takes some drafts only: naming its backend does not insist on it
 
@@ -29,8 +29,8 @@ def _rejection(draft: Draft) -> KernelCall:
     return KernelCall("chain" if chain.is_plain(draft) else "tree", draft)
 
 
-def _whole(kernel: ops.Judge, draft: Draft) -> KernelCall:
-    """A rule that judges paths as a whole; below the bare root there is none.
+def _whole(kernel: ops.VerifyKernel, draft: Draft) -> KernelCall:
+    """A rule that verifies paths as a whole; below the bare root there is none.
 
     There a token is drawn as every kernel draws at a leaf: a row that drafts nothing writes the
     same among rows that draft as alone.

@@ -22,7 +22,7 @@ from outrider.verifiers.sibling_draws import SiblingLevel
 
 @dataclass(frozen=True)
 class Match:
-    """Judges every kind of draft; on drawn children it accepts sum p q instead of sum min(p, q)."""
+    """Verifies every kind of draft; on drawn children it accepts sum p q, not sum min(p, q)."""
 
     name: ClassVar[str] = "match"
     exact: ClassVar[bool] = True

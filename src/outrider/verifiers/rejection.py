@@ -5,7 +5,7 @@ iff u_i q_i(x_i) < p_i(x_i); at the first rejection emit y ~ norm((p_i - q_i)+),
 acceptance y ~ p. Tree (Jeon et al. 2024, Algorithm 6, with its slips mended): the same test for
 each child in draw order, against the residual p left by its earlier siblings and against q without
 their tokens. Children drawn with replacement make it multi-round rejection (SpecInfer); a placed
-child is judged with a one-hot q.
+child is verified with a one-hot q.
 
 This is the formula, and what tests hold others to. What runs in a step, where a backend has it, is
 the same test in `ops/cpu/chain.py` and `tree.py`, or `ops/triton/chain.py` and `tree.py`, found by

@@ -9,7 +9,7 @@ unfiltered token, so almost every draft is accepted and the output follows the d
 looks like speed is the price. Differences from the released kernels, all on the side of the
 target: the bonus token comes from the exact softmax, filtered tokens (0 / 0) are refused, an
 empty residual falls back to p, nothing is clamped before a draw. Greedy rows and placed tokens are
-judged exactly: a one-hot law has no logits to approximate.
+verified exactly: a one-hot law has no logits to approximate.
 """
 
 from dataclasses import dataclass

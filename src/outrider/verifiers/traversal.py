@@ -1,10 +1,10 @@
-"""Traversal verification (Weng et al. 2025): judge a tree from its leaves to its root.
+"""Traversal verification (Weng et al. 2025): verify a tree from its leaves to its root.
 
 Block verification for trees; on a chain it is block verification. Written as a mass m = w p at each
 node, where w is the chance with which the node may be kept (1 at the root):
 
     for child x of v in draw order, drawn from q (one-hot if placed):
-        judge the subtree of x with w_x = min(1, m(x) / q(x)); if anything there is kept, done
+        verify the subtree of x with w_x = min(1, m(x) / q(x)); if anything there is kept, done
         m <- (m - q)+ / (S + 1 - w),  w <- S / (S + 1 - w),  S = sum (m - q)+
     keep v with probability w and emit y ~ m / w; else v is refused
 

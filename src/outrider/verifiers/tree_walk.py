@@ -1,4 +1,4 @@
-"""Rules that judge a tree from the root down, one node after another.
+"""Rules that verify a tree from the root down, one node after another.
 
 Such a rule is one function of the target's law at a node and the draws below it: `rule` gives the
 probability that each draw is kept, given that the earlier ones were refused, and the law of the

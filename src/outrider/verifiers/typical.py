@@ -22,7 +22,7 @@ from outrider.verifiers.traversal import path_to
 
 @dataclass(frozen=True)
 class Typical:
-    """For comparison only. Judges every kind of draft and needs no draft law."""
+    """For comparison only. Verifies every kind of draft and needs no draft law."""
 
     epsilon: float = 0.09
     delta: float = 0.3

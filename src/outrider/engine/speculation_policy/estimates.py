@@ -36,8 +36,9 @@ class CostModel:
     """The table's prices, corrected by what steps of a size have taken beside other steps.
 
     A busy neighbour slows all sizes down, and then nothing is corrected: what counts is how long a
-    size takes beside the steps before it, as the median of recent ones, as far as that is sure. The
-    table alone is what a text may depend on.
+    size takes beside the steps before it, as the median of recent ones, as far as that is sure. A
+    size is so many nodes of about so many rows: what three nodes take of one row says nothing of
+    three nodes of sixteen. The table alone is what a text may depend on.
     """
 
     def __init__(self, costs: Costs, drafts: Sequence[DraftShape]) -> None:
@@ -48,8 +49,8 @@ class CostModel:
         self._lines: dict[int, list[_Line]] = {}
         self._known: dict[tuple[int, int, bool], StepPrices] = {}
         self._near: deque[float] = deque(maxlen=NEAR)
-        self._by_nodes: dict[int, deque[float]] = {}
-        self._factor: dict[int, float] = {}
+        self._by_size: dict[tuple[int, int], deque[float]] = {}
+        self._factor: dict[tuple[int, int], float] = {}
         self._count = 0
 
     def of(self, rows: int, context: int, corrected: bool = False) -> StepPrices:
@@ -60,7 +61,8 @@ class CostModel:
         if found is None:
             steps = self._steps(rows, context)
             if corrected and self._factor:
-                factors = [self._factor.get(nodes, 1.0) for nodes in self._nodes]
+                about = rows.bit_length()
+                factors = [self._factor.get((about, nodes), 1.0) for nodes in self._nodes]
                 steps = list(map(mul, steps, factors))
             plain = steps[0]
             more = tuple([step - plain for step in steps[1:]])
@@ -104,15 +106,16 @@ class CostModel:
             return
         ratio = milliseconds / self.step(nodes, rows, context)
         if self._near:
-            sizes = self._by_nodes.setdefault(nodes, deque(maxlen=RECENT))
+            size = rows.bit_length(), nodes
+            sizes = self._by_size.setdefault(size, deque(maxlen=RECENT))
             sizes.append(ratio / geometric_mean(self._near))
         self._near.append(ratio)
         self._count += 1
         if self._count % ENOUGH:
             return
         factors = {
-            n: min(max(round(_surely(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
-            for n, times in self._by_nodes.items()
+            size: min(max(round(_surely(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
+            for size, times in self._by_size.items()
             if len(times) >= ENOUGH
         }
         if factors != self._factor:
@@ -234,7 +237,7 @@ class MatchStreaks:
         return gains(chances, streak, most)
 
     def saw(self, streak: int, kept: bool) -> None:
-        """A token behind such a streak was judged."""
+        """A token behind such a streak was verified."""
         at = bucket(streak)
         self._level.saw(kept)
         self._kept[at] = self._kept[at] * FORGET + kept

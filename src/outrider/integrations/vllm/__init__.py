@@ -1,8 +1,8 @@
 """Inside vLLM: our drafters for its `custom_class`, our rules in place of its rejection sampling.
 
 proposer  drafters that need no model
-patch     a rule instead of vLLM's own, by one call or by OUTRIDER_VLLM_RULE
-judging   what that rule is told, and what vLLM is told by it
+patch     a rule instead of vLLM's own, by one call or by OUTRIDER_VLLM_RULE: what it is told, and
+          what vLLM is told by it
 
 Importing this imports nothing of vLLM.
 """

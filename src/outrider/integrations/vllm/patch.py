@@ -5,9 +5,9 @@
 
     $ OUTRIDER_VLLM_RULE=block python program.py        # every process of vLLM, by its plug-ins
 
-Two functions of vLLM are replaced: the one that judges drafts, and the one that repeats what a row
-asks for (its temperature, top-k and top-p) for each of its drafted tokens. The build's own copy of
-the second writes floats nowhere, so that logits are divided by whatever stood in memory.
+Two functions of vLLM are replaced: the one that verifies drafts, and the one that repeats what a
+row asks for (its temperature, top-k and top-p) for each of its drafted tokens. The build's own copy
+of the second writes floats nowhere, so that logits are divided by whatever stood in memory.
 """
 
 import inspect
@@ -138,9 +138,9 @@ _log = logging.getLogger("vllm.outrider")
 
 
 def use_verifier(rule: str | Verifier = "block") -> None:
-    """Let this rule judge vLLM's drafts in this process, from its next step on.
+    """Let this rule verify vLLM's drafts in this process, from its next step on.
 
-    Raises ConfigurationError for a rule that is not exact or cannot judge chains of placed and of
+    Raises ConfigurationError for a rule that is not exact or cannot verify chains of placed and of
     drawn tokens, and for another vLLM than those of `VERSIONS`.
 
     >>> use_verifier("block")    # doctest: +SKIP
@@ -165,7 +165,7 @@ def use_verifier(rule: str | Verifier = "block") -> None:
     os.environ[_RUNNER] = "0"
     for name, function in ours.items():
         setattr(rejection_sampler, name, function)
-    _log.info("drafts are judged by outrider's rule %s", verifier.name)
+    _log.info("drafts are verified by outrider's rule %s", verifier.name)
 
 
 def plugin() -> None:
@@ -203,7 +203,7 @@ def _known() -> None:
         raise ConfigurationError(
             f"rules stand in for the rejection sampling of {PACKAGE} {' or '.join(VERSIONS)} "
             f"alone, with which they were certified; got {found}; install that one, or let vLLM "
-            "judge by itself"
+            "verify by itself"
         )
     if os.environ.get(_RUNNER, "0") != "0":
         raise ConfigurationError(

@@ -6,8 +6,8 @@
         additional_config={"outrider": {"drafter": "suffix"}})
 
 vLLM hands over the texts of its rows and takes lists of tokens. It knows nothing of the law that
-these were drawn from and judges them as placed, so only drafts that are functions of the row's own
-text are proposed. Nothing of vLLM is imported here.
+these were drawn from and verifies them as placed, so only drafts that are functions of the row's
+own text are proposed. Nothing of vLLM is imported here.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 /* Block verification of drafted chains, from weights exp(z / T) that others have computed.
  *
  * Every number has the bits of the walk in NumPy (outrider/ops/cpu/block.py), which is the
- * specification and judges the rows that are left to it: sums are NumPy's pairwise ones in
+ * specification and verifies the rows that are left to it: sums are NumPy's pairwise ones in
  * float32, what is made of them is float64. Compile with -ffp-contract=off.
  */
 #include "draws.h"
@@ -104,7 +104,7 @@ static int64_t picked(const float *row, int64_t vocab, double uniform, double *m
 }
 
 /* One row; 0 leaves it to others. */
-static int judged(
+static int verified(
     const Limits *limits, const Sizes *n, const Draft *draft, const float *weights, int64_t b,
     int64_t *path, int64_t *count, int64_t *next, float *shared
 ) {
@@ -191,13 +191,13 @@ static int judged(
     return 1;
 }
 
-/* Rows first..stop; `done` says which were judged. `shared` is sum min(p, q), or NULL. */
+/* Rows first..stop; `done` says which were verified. `shared` is sum min(p, q), or NULL. */
 void outrider_block(
     const Limits *limits, const Sizes *n, const Draft *draft, const float *weights,
     int64_t *path, int64_t *count, int64_t *next, float *shared, uint8_t *done
 ) {
     for (int64_t b = n->first; b < n->stop; b++) {
-        done[b] = judged(
+        done[b] = verified(
             limits, n, draft, weights + (b - n->first) * n->nodes * n->vocab, b,
             path + b * n->depth, count + b, next + b, shared ? shared + b * n->depth : NULL);
     }

@@ -21,7 +21,7 @@ LITTLE = 1e-3  #: a law with less left is made again from its logits
 
 
 class RejectionWalk:
-    """One verification call. Rows are judged one after another; positions lazily."""
+    """One verification call. Rows are verified one after another; positions lazily."""
 
     def __init__(self, draft: Draft, scores: Scores, draws: Draws) -> None:
         laws = scores.laws

@@ -3,7 +3,7 @@
 Tokens without replacement are drawn one by one, each from what the earlier ones left: the law of
 Gumbel-top-k without noise over the vocabulary. All rows of a level are drawn at once
 (`outrider.ops.cpu.batched_without_replacement`), and the laws keep the weights that they were drawn
-from, so that no judge computes them again.
+from, so that no rule computes them again.
 """
 
 import math

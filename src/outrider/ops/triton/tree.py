@@ -8,9 +8,9 @@ the tokens that are gone (1 for draws with replacement):
     accept c iff u q(c) / R < left(c) / A
     on refusal  c_k = A / R,  then A = sum left anew
 
-A placed child is judged with a one-hot law: it drops out by its id and costs no reduction. Draws of
-one node may come from several drafts, each with its own law row. One program walks a request; the
-statistics pass before it is fully parallel.
+A placed child is verified with a one-hot law: it drops out by its id and costs no reduction. Draws
+of one node may come from several drafts, each with its own law row. One program walks a request;
+the statistics pass before it is fully parallel.
 """
 
 import torch

@@ -80,15 +80,15 @@ def foreign(
     tolerance = _rounding(model, ids) * near_tie_certificate.stretch(sampling)
     # without a draft model: the target's own law at twice the temperature
     guess = partial(flatter, model) if draft is None else partial(_drafted, _adapted(draft))
-    judge = CertifyRunner(model, sampling, power, guess, tolerance, power.each())
+    runner = CertifyRunner(model, sampling, power, guess, tolerance, power.each())
     texts = _Texts(generator, ids, power, progress or (lambda *_: None))
     tests: list[Test]
     if sampling.temperature == 0:
         name = "greedy certificate"
-        tests = [judge.certificate(name, texts.batches(name, power.equality_tokens), sampling)]
+        tests = [runner.certificate(name, texts.batches(name, power.equality_tokens), sampling)]
     else:
-        tests, _ = judge.conditional(texts.batches("conditional tests", power.tokens))
-        tests.append(judge.marginal(ids, texts.of_one))
+        tests, _ = runner.conditional(texts.batches("conditional tests", power.tokens))
+        tests.append(runner.marginal(ids, texts.of_one))
     about = {"generator": "foreign", "greedy": sampling.temperature == 0, "tolerance": tolerance}
     return report(tests, power, about | dict(setup or {}), started)
 

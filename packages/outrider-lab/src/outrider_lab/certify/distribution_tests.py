@@ -57,8 +57,8 @@ def test(law_V: Tensor, tokens: Sequence[int], level: float, power: float) -> Te
     observed.scatter_add_(0, where[torch.tensor(tokens)], torch.ones(count, dtype=torch.float64))
     name = "marginal"
     if size < 2:
-        detail = "one token has all the probability: not judged"
-        return Test(name, 0.0, None, count, True, detail, judged=False)
+        detail = "one token has all the probability: inconclusive"
+        return Test(name, 0.0, None, count, True, detail, conclusive=False)
     seen = observed > 0
     g = 2 * float((observed[seen] * (observed[seen] / expected[seen]).log()).sum())
     p_value = chi_square_tail(g, size - 1)

@@ -35,7 +35,7 @@ SHAPES: dict[str, tuple[DraftOptions, ...]] = {
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A drafter and an exact rule that can judge it."""
+    """A drafter and an exact rule that can verify it."""
 
     label: str
     drafter: Drafter

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Row = dict[str, Any]  #: figures by name, as JSON holds them
-Verdict = Literal["exact", "not exact", "not judged"]
-EXIT_CODES: dict[Verdict, int] = {"exact": 0, "not exact": 1, "not judged": 3}
+Verdict = Literal["exact", "not exact", "inconclusive"]
+EXIT_CODES: dict[Verdict, int] = {"exact": 0, "not exact": 1, "inconclusive": 3}
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Test:
     passed: bool
     detail: str
     detectable: float | None = None  #: effect it finds with the stated power
-    judged: bool = True  #: whether there was enough to judge; one that was not counts as passed
+    conclusive: bool = True  #: enough was seen to decide; else it counts as passed
 
     __test__ = False  # not a test case of pytest
 
@@ -48,17 +48,17 @@ class CertifyReport:
         if not all(test.passed for test in self.tests):
             return "not exact"
         if not self.tests:
-            return "not judged"
-        judged = [t for t in self.tests if t.detectable is not None]
-        if not judged and any(t.name == "greedy certificate" for t in self.tests):
-            return "exact" if self.setup.get("greedy") else "not judged"
+            return "inconclusive"
+        conclusive = [t for t in self.tests if t.detectable is not None]
+        if not conclusive and any(t.name == "greedy certificate" for t in self.tests):
+            return "exact" if self.setup.get("greedy") else "inconclusive"
         if self.detectable is None or self.detectable > self.effect:
-            return "not judged"
+            return "inconclusive"
         return "exact"
 
     @property
     def exit_code(self) -> int:
-        """0 exact, 1 not exact, 3 not judged."""
+        """0 exact, 1 not exact, 3 inconclusive."""
         return EXIT_CODES[self.verdict]
 
     @property

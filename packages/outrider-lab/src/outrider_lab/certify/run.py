@@ -104,7 +104,7 @@ def certify(
         "greedy": sampling.temperature == 0,
         "block_efficiency": run.stats.block_efficiency,
         "alpha": run.alpha,
-        "tolerance": run.judge.tolerance,
+        "tolerance": run.runner.tolerance,
     }
     return report(tests, power, about | dict(setup or {}), started)
 
@@ -133,7 +133,7 @@ class _Run:
         nodes = engine.drafter.shapes[0].max_nodes
         if nodes not in known.tolerance:
             known.tolerance[nodes] = rounding(engine.target, prompts, nodes)
-        self.judge = CertifyRunner(
+        self.runner = CertifyRunner(
             engine.target,
             sampling,
             power,
@@ -223,13 +223,13 @@ class _Run:
                 count += len(batch)
                 yield texts
 
-        test = self.judge.certificate(name, decoded(), sampling)
+        test = self.runner.certificate(name, decoded(), sampling)
         note = f"{equal} of {rows} texts equal plain decoding; " + test.detail
         return dataclasses.replace(test, detail=note)
 
     def conditional(self) -> list[Test]:
         """Set tests, PIT and support over freshly decoded texts; verdict tests on the way."""
-        power, judged = self.power, verification_tests.Verdicts(self.engine.choose_rule("none"))
+        power, verified = self.power, verification_tests.Verdicts(self.engine.choose_rule("none"))
         rows = -(-power.tokens // power.new_tokens)
         self.stats = Stats()  # from here on: the configuration under test alone
 
@@ -237,10 +237,10 @@ class _Run:
             count = 0
             for batch in self.batches(rows, 2, power.rows):
                 self.progress("conditional tests", count, rows * power.new_tokens)
-                yield self.decode(self.engine, batch, self.sampling, power.new_tokens, judged)
+                yield self.decode(self.engine, batch, self.sampling, power.new_tokens, verified)
                 count += len(batch) * power.new_tokens
 
-        tests, self.alpha = self.judge.conditional(decoded(), judged)
+        tests, self.alpha = self.runner.conditional(decoded(), verified)
         return tests
 
     def marginal(self) -> Test:
@@ -259,7 +259,7 @@ class _Run:
         prompts = self.prompts
         if self.engine.target.reads == "text":  # a part of them is a prompt, too
             prompts = [dataclasses.replace(p, tokens=p.tokens[-8:]) for p in prompts]
-        test = self.judge.marginal(prompts, decoded)
+        test = self.runner.marginal(prompts, decoded)
         self.stats = stats
         return test
 

@@ -118,8 +118,8 @@ class Surplus:
     def test(self, name: str, level: float, power: float, per: str) -> Test:
         """Two-sided normal test; `per` names the events."""
         if self.variance < LEAST:
-            detail = "too little variance: not judged"
-            return Test(name, 0.0, None, self.count, True, detail, judged=False)
+            detail = "too little variance: inconclusive"
+            return Test(name, 0.0, None, self.count, True, detail, conclusive=False)
         spread = math.sqrt(self.variance)
         z = self.total / spread
         p_value = normal_two_sided(z)

@@ -57,11 +57,11 @@ class Verdicts:
         last = (verdict.count_B - 1).clamp(min=0)
         node = verdict.path_BD.gather(1, last[:, None])[:, 0].clamp(min=0)
         row = draft.row_BNK.expand(len(rows), -1, -1)[batch, node].amax(-1)
-        judged = running & (row >= 0)
-        at = batch[judged]
-        left = outcome.next_BNV[at, node[judged]]
-        guess = ops.probs(draft.laws)[at, row[judged]].to(left.dtype)
-        self._next(left, guess, verdict.next_B[judged])
+        verified = running & (row >= 0)
+        at = batch[verified]
+        left = outcome.next_BNV[at, node[verified]]
+        guess = ops.probs(draft.laws)[at, row[verified]].to(left.dtype)
+        self._next(left, guess, verdict.next_B[verified])
 
     def _kept(self, draft: Draft, stop_BN: Tensor, count_B: Tensor, running_B: Tensor) -> None:
         depth = draft.tree.depth_BN

@@ -162,8 +162,8 @@ def command(
 ) -> None:
     """Test that speculative decoding keeps the target's law.
 
-    Exit code 0: exact, 1: not exact, 3: not judged, 2: an error. Tests: greedy certificate, coupled
-    equality, set tests and PIT over pooled contexts, verdicts given their drafts, marginal.
+    Exit code 0: exact, 1: not exact, 3: inconclusive, 2: an error. Tests: greedy certificate,
+    coupled equality, set tests and PIT over pooled contexts, verdicts given their drafts, marginal.
     """
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.decoder_prompt import ruled
@@ -209,9 +209,9 @@ def command(
 
 def _print(report: "CertifyReport") -> None:
     setup = report.setup
-    out.print(f"{setup['drafter']} judged by {setup['rule']}\n", style="bold", markup=False)
+    out.print(f"{setup['drafter']} verified by {setup['rule']}\n", style="bold", markup=False)
     for test in report.tests:
-        mark = "--    " if not test.judged else "ok    " if test.passed else "FAILED"
+        mark = "--    " if not test.conclusive else "ok    " if test.passed else "FAILED"
         chance = " " * 11 if test.p_value is None else f"p = {test.p_value:<7.2g}"
         line = f"{mark} {test.name:<20} {test.statistic:>9.4g}  {chance}  {test.detail}"
         out.print(line, style=None if test.passed else "red", markup=False)
@@ -232,7 +232,7 @@ def explain(report: "CertifyReport") -> str:
             f"with probability {report.power:g} it finds a shift of {found:.3f} probability per "
             f"token into the tokens that the draft overrates; demanded: {report.effect:g}"
         )
-    if report.verdict == "not judged":
+    if report.verdict == "inconclusive":
         lines.append("too little power to say 'exact': raise --tokens (error falls as its root)")
     if report.verdict == "not exact":
         lines.append(f"failed: {', '.join(report.failed)}")
@@ -294,4 +294,4 @@ def _matrix(
     else:
         exact = sum(row["verdict"] == "exact" for row in rows)
         out.print(f"{exact} of {len(rows)} pairs exact", style="bold")
-    raise typer.Exit(1 if "not exact" in verdicts else 3 if "not judged" in verdicts else 0)
+    raise typer.Exit(1 if "not exact" in verdicts else 3 if "inconclusive" in verdicts else 0)

@@ -50,7 +50,7 @@ class AlphaAmount:
     repeats: int = 1
     new_tokens: int = 64
     laws: int = 256  #: recorded, for two drafts at a node
-    judged: int = 64  #: texts scored against what was meant
+    scored: int = 64  #: texts scored against what was meant
     unasked: int = 64  #: texts from nothing but the token of beginnings, at T = 1
     seed: int = 0
     top_p: float = 1.0
@@ -137,7 +137,7 @@ def run(
     if alpha_tasks.reads_sources(pair):
         progress("texts against what was meant", 4, 5)
         tables |= alpha_quality.tables(
-            pair, prompts, tasks, sources, store, judged=amount.judged, **size
+            pair, prompts, tasks, sources, store, scored=amount.scored, **size
         )
     store.write(tables)
     if pictures:

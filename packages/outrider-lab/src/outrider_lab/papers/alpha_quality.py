@@ -28,7 +28,7 @@ def tables(
     sources: Sources,
     store: record.Store,
     *,
-    judged: int,
+    scored: int,
     new_tokens: int,
     seed: int,
     top_p: float = 1.0,
@@ -38,7 +38,7 @@ def tables(
     quality        their scores
     quality-equal  whether they are worth what plain decoding's are
     """
-    known = [n for n, row in enumerate(rows) if row.get("reference")][:judged]
+    known = [n for n, row in enumerate(rows) if row.get("reference")][:scored]
     if not known:
         return {}
     score.ready()

@@ -183,7 +183,7 @@ def run(
 
 
 def rule_of(arm: Speculator) -> str:
-    """The name of the rule that judges its drafts, if one was asked for."""
+    """The name of the rule that verifies its drafts, if one was asked for."""
     return "of its own" if arm.engine.rule is None else arm.engine.rule.name
 
 

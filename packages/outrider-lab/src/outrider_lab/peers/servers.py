@@ -52,7 +52,8 @@ class ServersRequest:
 class ServersFigures:
     """What came of every server: its rounds by number of clients, and why some are left out.
 
-    rounds  wall, worked (processor seconds), tokens, texts, waits (seconds of each answer), memory
+    rounds  wall, worked (processor seconds), tokens, texts, waits (seconds of each answer), memory;
+            of servers that were there to the end
     """
 
     rounds: dict[int, dict[str, list[Row]]] = field(default_factory=dict)
@@ -88,15 +89,38 @@ def arms(asked: ServersRequest) -> list[Arm]:
 
 
 class RunningServer:
-    """A server of one arm, and a client of it."""
+    """A server of one arm, and a client of it.
+
+    Raises EngineGone with the arm's name where the server does not answer, or not as it should.
+    """
 
     def __init__(self, arm: Arm) -> None:
         import openai
 
         self.arm, self.process = arm, EngineProcess(arm.python, arm.words)
-        base = f"{self.process.ready['address']}/v1"
-        self.client = openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=600)
-        self.name = self.client.models.list().data[0].id
+        # Every answer has a connection of its own: a server may close an idle one at any time.
+        anew = openai.DefaultHttpxClient(headers={"Connection": "close"})
+        self.client = openai.OpenAI(
+            base_url=f"{self.process.ready['address']}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=600,
+            http_client=anew,
+        )
+        try:
+            self.name = self.client.models.list().data[0].id
+        except openai.OpenAIError as error:
+            gone = self._gone(error)
+            self.close()
+            raise gone from error
+
+    def _gone(self, error: Exception) -> EngineGone:
+        """What is said of a server that failed: whose it is, and why, down to the first cause."""
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        why = "; ".join(dict.fromkeys(f"{type(one).__name__}: {one}" for one in causes))
+        return EngineGone(f"the server of {self.arm.name} gave no answer: {why[:400]}")
 
     def answer(self, prompt: list[int], tokens: int) -> tuple[str, int, float]:
         """Text, tokens and seconds of one greedy answer."""
@@ -114,9 +138,15 @@ class RunningServer:
 
     def round(self, prompts: Sequence[list[int]], clients: int, tokens: int) -> Row:
         """All prompts, asked by so many clients."""
+        import openai
+
         before, started = self.process.ask()["worked"], time.perf_counter()
         with ThreadPoolExecutor(clients) as pool:
-            every = list(pool.map(lambda prompt: self.answer(prompt, tokens), prompts))
+            try:
+                every = list(pool.map(lambda prompt: self.answer(prompt, tokens), prompts))
+            except openai.OpenAIError as error:
+                pool.shutdown(cancel_futures=True)
+                raise self._gone(error) from error
         wall, after = time.perf_counter() - started, self.process.ask()["worked"]
         return {
             "wall": wall,
@@ -150,17 +180,27 @@ def run(
                 servers.append(RunningServer(arm))
             except EngineGone as gone:
                 found.left_out[arm.name] = str(gone)
-        for clients in asked.clients:
-            found.rounds[clients] = {server.arm.name: [] for server in servers}
-            for server in servers:  # warm
-                server.round(prompts[:clients], clients, 4)
-        every = [(n, c, s) for n in range(asked.rounds) for c in asked.clients for s in servers]
-        for done, (number, clients, server) in enumerate(every):
-            name = server.arm.name
-            progress(f"{title}: {clients} clients, {name}", done, len(every))
-            key = f"{title}: {clients} clients, {name}, round {number}"
-            row = store.get(key, server.round, prompts, clients, asked.tokens)
-            found.rounds[clients][name].append(row)
+        rounds = [(number, c) for number in (-1, *range(asked.rounds)) for c in asked.clients]
+        found.rounds = {c: {server.arm.name: [] for server in servers} for c in asked.clients}
+        for done, (number, clients) in enumerate(rounds):
+            for server in list(servers):
+                name = server.arm.name
+                progress(f"{title}: {clients} clients, {name}", done, len(rounds))
+                key = f"{title}: {clients} clients, {name}, round {number}"
+                try:
+                    if number < 0:  # warm
+                        server.round(prompts[:clients], clients, 4)
+                        continue
+                    row = store.get(key, server.round, prompts, clients, asked.tokens)
+                except EngineGone as gone:
+                    found.left_out[name] = f"{gone} ({clients} clients, round {number})"
+                    servers.remove(server)
+                    server.close()
+                else:
+                    found.rounds[clients][name].append(row)
+        for theirs in found.rounds.values():
+            for name in [name for name, rows in theirs.items() if len(rows) < asked.rounds]:
+                del theirs[name]
     finally:
         for server in servers:
             server.close()
@@ -174,8 +214,8 @@ def table(found: ServersFigures) -> list[Row]:
     compared with the best way of each other server, and with our plain decoding.
     """
     rows: list[Row] = []
-    first = found.rounds[min(found.rounds)].get(PLAIN, [])
-    meant = first[0]["texts"] if first else []
+    first = [arms[PLAIN] for _, arms in sorted(found.rounds.items()) if PLAIN in arms]
+    meant = first[0][0]["texts"] if first else []
     for clients, arms in found.rounds.items():
         others = [
             min(theirs, key=lambda name: _each(arms[name]))
@@ -184,7 +224,6 @@ def table(found: ServersFigures) -> list[Row]:
         ]
         for name, its in arms.items():
             waits = [wait for one in its for wait in one["waits"]]
-            same = sum(a.strip() == b.strip() for a, b in zip(its[0]["texts"], meant, strict=True))
             row: Row = {
                 "clients": clients,
                 "engine": name,
@@ -194,8 +233,12 @@ def table(found: ServersFigures) -> list[Row]:
             }
             for best in others:
                 row[f"times {best.split(maxsplit=1)[0]}'s best"] = _times(arms[best], its)
-            row["times our plain"] = _times(arms[PLAIN], its)
-            row["texts as our plain's of few clients"] = f"{same} of {len(meant)}"
+            if PLAIN in arms:
+                row["times our plain"] = _times(arms[PLAIN], its)
+            if meant:
+                pairs = zip(its[0]["texts"], meant, strict=True)
+                same = sum(a.strip() == b.strip() for a, b in pairs)
+                row["texts as our plain's of few clients"] = f"{same} of {len(meant)}"
             rows.append(row)
     return rows
 

@@ -44,7 +44,7 @@ class Machine(NamedTuple):
     host: float = 0.0  #: seconds a step that neither reads weights nor multiplies
     host_row: float = 0.0  #: the same for every row
     host_node: float = 0.0  #: the same for every node
-    host_draft: float = 0.0  #: the same once more for a step that judges a draft
+    host_draft: float = 0.0  #: the same once more for a step that verifies a draft
     overlaps: bool = True  #: whether it computes while it reads
     #: Milliseconds of all products of so many nodes with 1e9 parameters, the reading of these
     #: included, where they were measured; None: by bandwidth and flops
