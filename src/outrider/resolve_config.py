@@ -19,8 +19,9 @@ from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import hears, vocabulary_of
 from outrider.models.draft_source import DraftSource
 from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
+from outrider.models.placement import usable
 from outrider.models.runtime_config import RuntimeOptions
-from outrider.models.sources import ModelSource, ShareEncoder, usable
+from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
 from outrider.models.tokenizer_files import is_processor, read_tokenizer
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped

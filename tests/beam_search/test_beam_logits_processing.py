@@ -79,6 +79,7 @@ def theirs(prompt, beams, more, seed=0):
     return texts, out.sequences_scores
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("width", [5, pytest.param(2, marks=pytest.mark.slow)])
 def test_identical_with_processors(name, width):

@@ -102,6 +102,7 @@ ALL = product((2, 4, 5, 10), (-1.0, 0.0, 1.0, 2.0), (False, True, "never"))
 MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FEW]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("width", "penalty", "stopping"), [*FEW, *MORE])
 def test_identical_to_transformers(width, penalty, stopping):
     network = llama()

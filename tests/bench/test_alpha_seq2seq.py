@@ -125,6 +125,7 @@ def test_laws_are_those_of_the_source(tmp_path):
         ).abs().max() > 0.01
 
 
+@pytest.mark.exhaustive
 def test_alpha_agrees_with_what_engines_accept(tmp_path):
     """Texts that end are counted to their ends, at their own sources."""
     pair = speculator(tmp_path, eos=(5, 9, 12, 20))
@@ -195,6 +196,7 @@ def test_a_cut_t5_is_its_layers(tmp_path):
     ).abs().max() > 0.01
 
 
+@pytest.mark.exhaustive
 def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
     monkeypatch.setattr(alpha_drafters, "library_tokens", lambda *_: torch.arange(600) * 7 % VOCAB)
     monkeypatch.setattr(alpha_drafters, "ORDERS", {"bigram": 2})

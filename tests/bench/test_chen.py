@@ -28,6 +28,7 @@ def briefly(monkeypatch):
     monkeypatch.setattr(bandwidth, "_LEAST_S", 0.01)
 
 
+@pytest.mark.exhaustive
 def test_every_cell_of_the_table(shipped, briefly, tmp_path):
     pytest.importorskip("matplotlib")
     tasks = short(chen.code_tasks(shipped, 2))

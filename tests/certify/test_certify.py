@@ -42,6 +42,7 @@ def chain(rule=None, counts=(1, 1, 1), **how):
     return Engine(target, DraftModel(draft, counts, **how), verifier)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "engine",
     [
@@ -58,6 +59,7 @@ def test_exact_engines_pass(engine):
     assert not report.failed, report.as_dict()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampling", [SamplingParams(0.7, top_k=6), SamplingParams(1.0, top_p=0.8)])
 def test_filters_pass(sampling):
     report = certify(chain("block"), PROMPTS, sampling, SMALL)
@@ -79,6 +81,7 @@ SHAPED = {
 FEW = Power(tokens=1536, samples=256, equality_tokens=96, new_tokens=16, rows=96, effect=0.1)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SHAPED)
 def test_what_shapes_logits_shapes_the_law_that_is_tested(name):
     report = certify(chain("block"), PROMPTS, SHAPED[name], FEW)
@@ -138,6 +141,7 @@ def test_greedy_has_one_certificate():
     assert report.exit_code == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rule", ["lenience", "typical", "sigmoid"])
 def test_lossy_rules_fail(rule):
     report = certify(chain(rule), PROMPTS, SamplingParams(1.0), SMALL)
@@ -145,6 +149,7 @@ def test_lossy_rules_fail(rule):
     assert report.exit_code == 1
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", bugs.BUGS)
 def test_planted_mistakes_fail(name):
     bug = bugs.get(name)
@@ -152,6 +157,7 @@ def test_planted_mistakes_fail(name):
     assert report.verdict == "not exact", report.as_dict()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["shared_noise", "reordered_siblings"])
 def test_the_same_configuration_without_the_mistake_passes(name):
     bug = bugs.get(name)
@@ -235,6 +241,7 @@ def test_null_statistics_are_standard():
     assert not distribution_tests.test(law[0, 0], wrong, 1e-4, 0.9).passed
 
 
+@pytest.mark.exhaustive
 def test_foreign_generator_passes_and_a_warm_one_fails():
     target, draft = pair(0.5)
     engine, seed = Engine(target, Root()), iter(range(10**6))

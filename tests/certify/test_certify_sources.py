@@ -48,6 +48,7 @@ def sources(random_seed=3):
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shares", [False, True], ids=["own encoder", "shared encoder"])
 def test_a_pair_with_sampled_trees_passes(shares):
     report = certify(tree(shares=shares), PROMPTS, SamplingParams(0.8), FEW)

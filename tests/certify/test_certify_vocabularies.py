@@ -20,6 +20,7 @@ def engine(make, rule=None):
     return Engine(target, make(translated(small)), rule)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("make", "rule"),
     [

@@ -164,8 +164,16 @@ WHOLE = [
 def whole():
     """Every drafter with every such check.
 
-    The law takes thousands of texts: by default of one drafter of each kind, under its rule.
+    The law takes thousands of texts: by default of one drafter of each kind, under its rule. What
+    else a drafter is asked in whole texts is asked one of each kind by `make test`, and every one
+    by `make test-all`; greedy text of every drafter is plain decoding's in both.
     """
+    texts = {
+        "text from a source is plain decodings",
+        "references leave no trace",
+        "matched text depends on the seed alone",
+    }
+    assert texts <= {check.name for check in WHOLE}
     _, small = pair()
     met = set()
     for name, make in DRAFTERS.items():
@@ -175,6 +183,8 @@ def whole():
         for check in WHOLE:
             again = check is checks.the_law_is_the_targets and kind in met
             marks = [pytest.mark.slow] if again else []
+            if check.name in texts and kind in met:
+                marks = [pytest.mark.exhaustive]
             yield pytest.param(name, check, id=f"{name}-{check.name}", marks=marks)
         met.add(kind)
 

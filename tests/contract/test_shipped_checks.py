@@ -12,6 +12,7 @@ from outrider.types import Cache, Drafter
 from tiny import Mislabelled
 
 
+@pytest.mark.exhaustive
 def test_right_drafters_pass_and_every_check_is_run(monkeypatch):
     names = []
     for name, check in CHECKS.items():

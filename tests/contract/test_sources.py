@@ -83,6 +83,7 @@ def pairs(families):
     ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("family", "name"), pairs(FAMILIES))
 def test_text_is_plain_decodings(family, name):
     stats = same(family, DRAFTERS[name])

@@ -172,6 +172,7 @@ class Leaky:
         return draft._replace(draws_BNK=keep)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("device", [False, True], ids=["host", "as on a device"])
 def test_the_law_is_the_targets(rule, device, monkeypatch):

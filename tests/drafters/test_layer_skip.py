@@ -90,6 +90,7 @@ def test_entries_of_the_text_stay_as_they_are():
     assert written
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2)])
 def test_texts_are_plain_decodings(counts, runner):
@@ -109,7 +110,7 @@ def law():
     return text_law(model(VOCAB), PROMPT, LENGTH)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("counts", [(1, 1), (2, 1)])
 def test_the_law_is_the_targets_and_a_lie_is_seen(counts):
     small = target(vocab=VOCAB)

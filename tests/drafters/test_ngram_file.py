@@ -80,6 +80,7 @@ def test_padding_of_the_target_is_never_drafted():
     assert 0 < run.stats.accepted < run.stats.drafted
 
 
+@pytest.mark.exhaustive
 def test_load_drafts_with_the_shipped_table_or_with_ones_own(tmp_path):
     greedy, stop = outrider.SamplingParams(temperature=0), outrider.Stop(24)
     fixed = {"dtype": "float32", "threads": 1}

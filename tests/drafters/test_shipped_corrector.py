@@ -38,6 +38,7 @@ def test_it_copies_the_source_and_the_text_is_plain_decodings():
         assert abs(len(text) - len(row["reference"])) < 40
 
 
+@pytest.mark.exhaustive
 def test_other_drafters_copy_less():
     """Prompt lookup sees the answer alone, and the reference of another row is of no use."""
     sources = [row["source"] for row in pairs()]
@@ -82,6 +83,7 @@ def test_it_is_small_and_shares_the_tokenizer():
     assert corrector().tokenizer.get_vocab() == pair.tokenizer.get_vocab()
 
 
+@pytest.mark.exhaustive
 def test_by_path_it_has_its_tokenizer_too():
     by_path = outrider.load(shipped(CORRECTOR), drafter="root", dtype="float32", threads=1)
     source = pairs()[0]["source"]

@@ -52,7 +52,7 @@ class Hidden:
         return draft._replace(laws=laws)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("rule", ["rejection", "block", "traversal"])
 @pytest.mark.parametrize("counts", [(1, 1), (2, 1)])
 def test_the_law_stays_the_targets(rule, counts):
@@ -155,6 +155,7 @@ def test_what_cannot_be_is_refused(name, own, what):
         make(name, parts, DraftOptions(own=own))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_it_runs_without_device_reads_and_rows_come_and_go(setting):
     case = Case(lambda model: Tempered(DraftModel(model, (2, 1)), Warp(0.7, 9, 0.8, 0.01)), setting)

@@ -80,7 +80,7 @@ def agrees(seen: Counter, law: dict) -> bool:
     return statistic < chi2.isf(1e-4, len(law) - 1)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @BACKENDS
 @pytest.mark.parametrize("name", ["sampled", "beam", "branching"])
 def test_siblings_of_the_root_are_drawn_without_replacement(name, backend):
@@ -91,7 +91,7 @@ def test_siblings_of_the_root_are_drawn_without_replacement(name, backend):
     assert agrees(Counter(map(tuple, pairs)), law)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @BACKENDS
 def test_paths_are_independent(backend):
     draft = many("paths", backend)
@@ -105,7 +105,7 @@ def test_paths_are_independent(backend):
     assert (twice >= 0).all()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @BACKENDS
 def test_the_drawn_child_of_a_hub_comes_from_the_rest(backend):
     draft = many("hub", backend)

@@ -310,6 +310,7 @@ def test_streaming_gives_what_generate_gives(arms, held_out):
         assert arm.generate(held_out[:2], GREEDY, stop).texts == texts
 
 
+@pytest.mark.exhaustive
 def test_the_text_ends_before_a_stop_token_that_is_no_special_one(arms, held_out):
     prompt = held_out[0]
     whole = arms["plain"].generate(prompt, GREEDY, Stop(24)).completions[0].token_ids
@@ -360,6 +361,7 @@ def test_streamed_text_never_holds_the_beginning_of_a_stop_string():
         assert "".join(told) == words.text
 
 
+@pytest.mark.exhaustive
 def test_stop_strings_end_their_own_row_only(arms, held_out):
     whole = arms["plain"].generate(held_out[:2], GREEDY, Stop(20)).completions
     string = whole[0].text[8:12]
@@ -424,6 +426,7 @@ def test_half_a_character_is_told_once(arms):
     assert words.text == "\ufffd"
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_chains_write_what_plain_decoding_writes(held_out):
     import outrider
 

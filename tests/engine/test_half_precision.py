@@ -12,6 +12,7 @@ from outrider.models.cpu_kernels import build
 from outrider.models.prefix_cache import PrefixCache
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_texts_do_not_depend_on_neighbours_or_drafters(held_out, temperature):
     """Texts that pass 128, 192 and 256 tokens, where a wider cache begins to be read."""

@@ -33,7 +33,7 @@ def p_value(engine):
     return chance, run.stats
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("shape", "rule"), [(s, r) for s, rules in RULES.items() for r in rules])
 def test_the_law_is_the_targets(shape, rule):
     target, small = pair(0.4, VOCAB)
@@ -43,12 +43,14 @@ def test_the_law_is_the_targets(shape, rule):
     assert 0.2 < stats.accepted / stats.steps < 1.9  # drafts are accepted and rejected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", COUNTS)
 def test_the_law_of_coupled_drafts_is_the_targets(shape):
     target, small = pair(0.4, VOCAB)
     assert p_value(Engine(target, DraftModel(small, COUNTS[shape], shared_noise=True)))[0] > 1e-3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("shape", "rule"), [("chain", "block"), ("tree", "traversal")])
 def test_a_draft_that_declares_another_law_is_caught(shape, rule):
     target, small = pair(0.4, VOCAB)

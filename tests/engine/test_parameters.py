@@ -344,7 +344,7 @@ def test_coupled_text_with_every_parameter_equals_plain_decoding(shape):
             assert stats.accepted == stats.steps * len(shape)  # same model, same shaping
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("drafted", [(1, 1), (2, 2)])
 def test_the_law_with_penalties_is_exact(drafted):
     """Three tokens of V = 8 against exact enumeration; the draft is another model."""

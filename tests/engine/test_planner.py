@@ -272,6 +272,7 @@ def chance(drafter, target):
     return testing.p_value(engine, exact, (1, 3, 2), 3, 3000)[0]
 
 
+@pytest.mark.exhaustive
 def test_the_law_is_the_targets_and_a_mistake_in_it_is_caught():
     target, small = pair(0.4, 4)
     drafter = DraftModel(small, (1, 1))

@@ -82,7 +82,7 @@ def check(name: str, engine: Engine, script: list[tuple[str, int]]) -> None:
     assert all(phase in (RequestStatus.ENDED, RequestStatus.CANCELLED) for phase in run.phases)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", DRAFTERS)
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(script=SCRIPTS)

@@ -30,6 +30,7 @@ def busy_switching():
     sys.setswitchinterval(before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["chain", "hub tree", "paths"])
 def test_threads_do_not_write_to_each_others_rows(name, busy_switching):
     target, small = pair()

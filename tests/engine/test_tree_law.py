@@ -80,7 +80,7 @@ def legal():
                 met.add(rule.name)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("name", "rule"), list(legal()))
 def test_the_law_is_the_targets(name, rule):
     _, small = pair(0.4, VOCAB)
@@ -100,6 +100,7 @@ def by_default():
         met.add(rule)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", list(by_default()))
 def test_the_law_is_the_targets_under_filters(name):
     """A support of three tokens: most trees want more children than there are tokens."""
@@ -115,7 +116,7 @@ RESTLESS = [("chain", "block"), ("chain", "rejection"), ("uneven", "rejection"),
             ("beam", "traversal"), ("paths", "kseq"), ("two models", "rejection")]  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("name", "rule"), RESTLESS)
 def test_the_law_is_the_targets_with_another_shape_in_every_step(name, rule):
     _, small = pair(0.4, VOCAB)
@@ -178,7 +179,7 @@ def _once_each(draft):
     return draft._replace(draws_BNK=draws)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("name", "change", "rule"),
     [

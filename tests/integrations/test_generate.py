@@ -120,7 +120,7 @@ def every_way():
             yield pytest.param(drafting, way, marks=[pytest.mark.slow] if alone else [])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("drafting", "way"), list(every_way()))
 def test_twenty_prompts_equal_plain_generate(pair, plainly, way, drafting):
     target, draft = pair
@@ -141,6 +141,7 @@ def test_twenty_prompts_equal_plain_generate(pair, plainly, way, drafting):
     assert accepted > 20 or drafting in ("lookup", "table")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("drafting", ["chain", "lookup"])
 def test_twenty_prompts_with_a_grammar(pair, drafting):
     target, draft = pair
@@ -255,7 +256,7 @@ def test_stop_strings_stop_where_plain_generate_stops():
     assert torch.equal(generate(target, ids, assistant_model=draft, **how), plain)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("processed", [False, True], ids=["filters", "with a processor"])
 def test_the_law_at_temperature_1(processed):
     """Three tokens of V = 8: sample frequencies against exact enumeration, chi-square."""

@@ -41,6 +41,7 @@ def same(model, inputs, drafting, **how):
 DEFAULT = set(zip(SETTINGS, cycle(FAMILIES), strict=False))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "family"),
     [
@@ -55,6 +56,7 @@ def test_encoder_decoders(name, family):
         same(target, batch(), more, **SETTINGS[name])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_padded_prompts_of_a_decoder(name):
     model = llama()

@@ -84,7 +84,7 @@ def same(fast, plain):
         assert fast == plain
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of lengths that differ
 @pytest.mark.parametrize("way", WAYS)
 def test_equal_to_plain_generate(way):
@@ -94,6 +94,7 @@ def test_equal_to_plain_generate(way):
     assert call.total.accepted > 10
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("drafting", [{"branching": (2, 2)}, {"drafter": "dynamic_tree"}])
 def test_trees(drafting):
     model = whisper()
@@ -119,6 +120,7 @@ def test_every_window_copies_from_the_reference_of_its_recording():
         model.generate(frames, custom_generate=call, reference=texts[:2], **how)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seconds", [(1.0,), SHORT])
 def test_fallback_temperatures_draw_from_the_same_states(seconds):
     """The hotter of two temperatures is as good as greedy: the same tokens come again."""

@@ -133,6 +133,7 @@ def test_an_error_in_the_middle_of_a_pass_leaves_the_model_as_it_was(name):
     assert torch.equal(model.eval().generate(prompt(), **GREEDY), plain)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "name", ["Mistral (window)", "BLOOM", "GPT-Neo", "MPT", "Falcon (ALiBi)", "GPT-2"]
 )

@@ -58,6 +58,7 @@ def test_the_papers_tables_stand_beside(found):
     assert {row["target"] for row in speech["published-bounds"]} == {"small.en", "large-v2"}
 
 
+@pytest.mark.exhaustive
 def test_a_picture_of_all_panels(found, tmp_path):
     pytest.importorskip("matplotlib")
     wagner_pictures.draw(*found, tmp_path)
@@ -183,6 +184,7 @@ def test_a_draft_of_some_of_the_targets_layers():
             wagner_pairs.without_layers(big, wrong)
 
 
+@pytest.mark.exhaustive
 def test_the_command_writes_what_a_report_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(wagner_tables, "QUICK_GAMMAS", (1,))
     monkeypatch.setattr(wagner_tables, "LARGE", 60)

@@ -38,7 +38,7 @@ AGAIN = [*((way, "root") for way in DRAFTED), ("long words", "lookup")]
 slow = pytest.mark.slow
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of lengths that differ
 @pytest.mark.parametrize(
     ("way", "drafting"), [*ONCE, *(pytest.param(*case, marks=slow) for case in AGAIN)]
@@ -56,6 +56,7 @@ def test_one_recording_is_equal_to_plain_generate_in_everything(way, drafting):
     assert not torch.equal(texts(plain), texts(greedy))  # or beams would not matter
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
 @pytest.mark.parametrize(
     "way",
@@ -71,6 +72,7 @@ def test_recordings_side_by_side(way):
     same(texts(fast), texts(plain))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "seconds", [SHORT, *(pytest.param(one, marks=slow) for one in ((1.0,), LONG))]
 )

@@ -107,7 +107,7 @@ def test_a_cache_grows_and_keeps_its_entries(rows, heads, monkeypatch):
         assert torch.equal(values, old_values)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("runner", ["lean", "transformers"])
 @pytest.mark.parametrize("shape", ["chain", "tree", "dynamic"])
 def test_texts_do_not_depend_on_when_a_cache_grows(runner, shape, monkeypatch):

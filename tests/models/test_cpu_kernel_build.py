@@ -293,6 +293,7 @@ print(build._state.background._process.pid, flush=True)
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("ends", "signal_"),
     [

@@ -89,6 +89,7 @@ def test_how_an_author_counts_layers_is_measured(tmp_path, more):
     assert f"states after {taps[0]}, {taps[1]}, {taps[2]} layers" in speculator.notes.draft
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [speculators, original])
 @pytest.mark.parametrize("drafter", ["draft_model", "dynamic_tree"])
 def test_texts_are_the_targets_own(tmp_path, layout, drafter):

@@ -30,6 +30,7 @@ def text(speculator):
     return told.completions[0].token_ids
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1"])
 def test_without_a_compiler_torchs_operators_write_the_same_text(kind, monkeypatch, caplog):
     model = made(kind)
@@ -61,6 +62,7 @@ def test_models_without_such_states_have_nothing_to_say(monkeypatch, caplog):
     assert "states of hybrid models" not in caplog.text
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("named", [("AutoConfig", "AutoModelForCausalLM"), ("AutoConfig",)])
 def test_files_that_need_a_missing_package_give_way_to_transformers_own(tmp_path, named, caplog):
     """`trust_remote_code=True` on a checkpoint whose files import kernels of their authors."""

@@ -114,6 +114,7 @@ def recited(requests, known, width):
     return Recited([[*request.prompt, *text] for request, text in pairs], width)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", EVERY)
 def test_texts_are_those_of_generate(kind):
     target, requests, right = target_of(kind), requests_of(kind), expected(kind)

@@ -243,6 +243,7 @@ def test_the_layer_of_a_checkpoint_drafts_for_it(tmp_path):
     assert decode(speculator.engine, PROMPTS, sampling, StopConditions(12))[0] == own
 
 
+@pytest.mark.one_in(2)
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])
 def test_the_layer_of_a_hybrid_models_checkpoint_drafts_for_it(kind, tmp_path):

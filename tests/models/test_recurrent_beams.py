@@ -56,6 +56,7 @@ def beams_of_transformers(model, prompt, width):
     return out.sequences[:, len(prompt) :].tolist(), out.sequences_scores
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_beams_are_those_of_transformers(kind):
     """A beam's nodes lie in any free slots, a child ahead of its parent as well."""
@@ -85,6 +86,7 @@ def drafting(kind="qwen3_5_text"):
     return target, draft
 
 
+@pytest.mark.exhaustive
 def test_texts_of_a_model_with_states_have_its_law():
     """Sampled trees, of a draft model that keeps states as well."""
     target, draft = drafting()
@@ -112,6 +114,7 @@ def test_from_outside_a_state_that_keeps_what_was_rejected_is_seen(monkeypatch):
     assert foreign(sample, target, PROMPTS, HOT, SMALL).verdict == "not exact"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_texts_of_a_prompt_are_those_of_their_seeds(kind):
     """Rows of one prompt, each with a state of its own: who sits where changes nothing."""

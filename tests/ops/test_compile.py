@@ -119,6 +119,7 @@ def _check(cases):
             assert used["vectors"] >= 2, (case, used)  # the streaming pass loads 16 bytes a time
 
 
+@pytest.mark.exhaustive
 def test_main_configurations_do_not_spill():
     _check(_list(large=False))
 

@@ -89,7 +89,7 @@ LOOKED = [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("name", "dtype", "look"), LOOKED)
 def test_the_kernel_keeps_what_the_definition_keeps(kernels, name, look, dtype):
     settings = SETTINGS[name]
@@ -127,6 +127,7 @@ def test_a_floor_is_a_logit_of_its_row(kernels, dtype):
         assert float(found) == float(expected[k - 1])
 
 
+@pytest.mark.exhaustive
 def test_block_sizes_change_nothing(kernels):
     from outrider.ops.triton import launch
 

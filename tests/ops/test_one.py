@@ -71,7 +71,7 @@ CASES += [Case(ragged=True), Case(hot="some"), Case(mixed=True), Case(kind=DrawK
 CASES += [Case(batch=1, counts=(1, 1))]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("rounds", [0, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_equals_its_twin(kernels, case, rounds):

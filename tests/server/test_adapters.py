@@ -49,6 +49,7 @@ def alone(adapters):
     return texts
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("place", [serving, far], ids=["one process", "behind a pipe"])
 def test_two_adapters_in_one_batch_are_each_as_alone(speculator, alone, place):
     with place(speculator) as server:

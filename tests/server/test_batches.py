@@ -220,6 +220,7 @@ def test_files_that_do_not_belong_together_are_refused_and_left_alone(three):
         assert out.read_bytes() == before + strange.encode() + before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_stops_ends_the_run_and_loses_no_row(shipped, seeded, tmp_path, monkeypatch):
     from outrider.engine.engine_run import EngineRun

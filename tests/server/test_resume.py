@@ -46,7 +46,7 @@ ASKED = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ASKED)
 def test_a_stream_goes_on_wherever_it_broke_off(server, name):
     asked = ASKED[name]

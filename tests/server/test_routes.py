@@ -257,6 +257,7 @@ def test_a_chunk_for_every_token_and_events_of_one_size(server):
     assert told[-1] == 16
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
 def test_counters_equal_the_sum_of_the_answers(shipped, opened):
     began = time.monotonic()
@@ -302,6 +303,7 @@ def test_counters_equal_the_sum_of_the_answers(shipped, opened):
     assert 0 < told["vllm:step_seconds_sum"] < time.monotonic() - began
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
 def test_steps_are_counted_with_all_that_they_wrote_and_read(shipped, opened):
     """One row at a time: a step is a step of its answer, and every token is in one of them."""

@@ -78,6 +78,7 @@ def chunks(client, **more):
     return client.completions.create(**ASK | more, stream=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", [{}, {"temperature": 0}, {"stop": ["return"]}])
 def test_a_text_goes_on_where_its_engine_was_killed(shipped, more):
     with mortal(shipped) as (server, lives):
@@ -158,6 +159,7 @@ class Deaf(EngineClient):
         self.orders.append(order)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_is_answered_whatever_the_engine_does(shipped, stream):
     service = ServerConfig(("pair",), max_num_seqs=4, max_model_len=512, public=True)

@@ -83,7 +83,7 @@ def fits(arguments):
 HOW = [{}, {"temperature": 1, "seed": 5}, {"temperature": 1, "seed": 6}]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("how", HOW)
 def test_calls_are_those_of_plain_decoding_at_any_load(client, how):
     """Drafted or not, alone or beside others, whole or in pieces; and they fit their schema."""

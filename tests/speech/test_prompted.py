@@ -141,6 +141,7 @@ def test_the_command_line_transcribes(folder, model, monkeypatch, capsys):
     assert "a Whisper model alone has" in capsys.readouterr().err
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("behind", ["thread", "pipe"])
 def test_a_server_transcribes_beside_its_chats(model, behind):
     sound = recording(4, 3)

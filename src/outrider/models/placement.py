@@ -1,4 +1,4 @@
-"""Where a model runs that accelerate has placed (`device_map`), and whether its weights are there.
+"""Devices: whether torch can use one, and where a model runs that accelerate placed (`device_map`).
 
 Weights that are offloaded to the host's memory or to a disk stand on the meta device; hooks of
 accelerate fetch them for a layer's call and drop them behind it. So such a model runs by its own
@@ -11,6 +11,7 @@ import torch
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.config import read
+from outrider.models.foreign_errors import first_line
 
 _STORES = frozenset({"cpu", "disk", "meta"})  #: places that may hold weights of another device
 
@@ -52,3 +53,26 @@ def device_of(model: Any) -> torch.device:
             f"device_map by which they would be fetched; got {name}; load it by its path"
         )
     return device
+
+
+def usable(given: str | torch.device) -> torch.device:
+    """The device of that name, if torch can use it here; ConfigurationError if not."""
+    try:
+        place = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(
+            f"unknown device; got {given!r}; use 'cpu', 'cuda' or 'cuda:1'"
+        ) from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"torch sees {torch.cuda.device_count()} CUDA devices; got device={str(given)!r}; use "
+            "device='cpu', or a build of torch for your GPU"
+        )
+    try:
+        torch.empty(1, device=place)
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"torch cannot use this device here; got device={str(given)!r} ({first_line(error)}); "
+            "use device='cpu' or 'cuda'"
+        ) from error
+    return place

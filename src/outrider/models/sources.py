@@ -1,12 +1,10 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -23,6 +21,7 @@ from outrider.models import (
     SUPPORTED,
     TreeDecoder,
     adapt,
+    checkpoint_weights,
     gguf,
     load_checks,
     peft_models,
@@ -38,7 +37,7 @@ from outrider.models import (
 from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
-from outrider.models.foreign_errors import first_line, kind_of, pickled, usable_file
+from outrider.models.foreign_errors import first_line, kind_of, usable_file
 from outrider.models.lora import LoraBank
 
 if TYPE_CHECKING:
@@ -362,62 +361,17 @@ class ModelSource:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        read = partial(self._weights, dtype=DTYPES[dtype], **self._how)
+        how = {"dtype": DTYPES[dtype], **self._how}
         if self._how:
-            return gguf.plain(read(**gguf.unpacked()).to(device))
+            return gguf.plain(checkpoint_weights.read(self, **how, **gguf.unpacked()).to(device))
         if self.group is not None:
-            return self._sharded(read)
-        return read().to(device)
+            return checkpoint_weights.read_part(self, **how)
+        return checkpoint_weights.read(self, **how).to(device)
 
-    def _weights(self, **how: Any) -> PreTrainedModel:
-        """The model with all of its weights from the checkpoint. Raises ConfigurationError."""
-        kind = auto_class(self.config)
-        more = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below
-        try:
-            model, told = pretrained.read_model(kind, self._where, self.trust, **more, **how)
-        except UnpicklingError as error:
-            self._refuse(pickled(error), error)
-        except (UnsupportedModel, RemoteCodeRefused):
-            raise
-        except ImportError as error:
-            if self.quantised_by is None:
-                raise ConfigurationError(
-                    f"the {self.role} model needs a package that is not installed "
-                    f"({first_line(error)}); got {str(self.given)!r}; install it"
-                ) from error
-            raise ConfigurationError(
-                f"the weights of the {self.role} model are quantised by {self.quantised_by!r}, "
-                f"which needs a package that is not installed ({first_line(error)}); got "
-                f"{str(self.given)!r}; install it, or give the checkpoint that they were made of"
-            ) from error
-        except Exception as error:  # a broken file, or sizes in config.json that make no model
-            if how.get("distributed_config") is not None and isinstance(error, ValueError):
-                raise  # said by who asked for it
-            self._refuse(kind_of(error), error)
-        wrong = sorted([*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])])
-        if wrong:
-            self._refuse(f"{len(wrong)} of them are not there, or of another size: {wrong[0]}")
-        loaded: PreTrainedModel = model
-        return loaded if self.adapter is None else self.adapter.merged(loaded, self.role)
-
-    def _refuse(self, why: str, error: Exception | None = None) -> NoReturn:
-        raise ConfigurationError(
-            f"cannot read the weights of the {self.role} model; got {str(self.given)!r} ({why}); "
-            "download it again, or save it whole"
-        ) from error
-
-    def _sharded(self, made: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-        """This process's part of the model, by the plan that transformers has for its family."""
-        from transformers.distributed import DistributedConfig
-
-        try:
-            return made(distributed_config=DistributedConfig(tp_size=self.shards, tp_plan="auto"))
-        except ValueError as error:
-            raise UnsupportedModel(
-                f"{self.config.model_type!r} cannot be cut for {self.shards} processes "
-                f"({first_line(error)}); got {self}; use another number of processes, or another "
-                "model"
-            ) from error
+    @property
+    def where(self) -> str:
+        """The path or hub name that transformers reads: of a GGUF file, its folder."""
+        return self._where
 
     def _check_whole(self) -> None:
         """Refuse to cut a model that is loaded already: ConfigurationError."""
@@ -468,26 +422,3 @@ class ModelSource:
             return ()
         with usable_file(str(self), "generation_config.json"):
             return tuple(map(int, ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
-
-
-def usable(given: str | torch.device) -> torch.device:
-    """The device of that name, if torch can use it here; ConfigurationError if not."""
-    try:
-        place = torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigurationError(
-            f"unknown device; got {given!r}; use 'cpu', 'cuda' or 'cuda:1'"
-        ) from error
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigurationError(
-            f"torch sees {torch.cuda.device_count()} CUDA devices; got device={str(given)!r}; use "
-            "device='cpu', or a build of torch for your GPU"
-        )
-    try:
-        torch.empty(1, device=place)
-    except (RuntimeError, NotImplementedError) as error:
-        raise ConfigurationError(
-            f"torch cannot use this device here; got device={str(given)!r} ({first_line(error)}); "
-            "use device='cpu' or 'cuda'"
-        ) from error
-    return place

@@ -11,7 +11,8 @@ from outrider.costs import Costs
 from outrider.engine.speculation_policy import measure
 from outrider.errors import ConfigurationError
 from outrider.loading import load
-from outrider.models.sources import ModelSource, usable
+from outrider.models.placement import usable
+from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
 from outrider.train.job import Result

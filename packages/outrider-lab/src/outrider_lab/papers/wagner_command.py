@@ -125,7 +125,8 @@ def _pair(
     quick: bool,
 ) -> "WagnerPair":
     """The pair, after everything that can be refused before weights are read."""
-    from outrider.models.sources import DTYPES, usable
+    from outrider.models.placement import usable
+    from outrider.models.sources import DTYPES
     from outrider_lab.bench.prompts import read_rows
     from outrider_lab.papers.wagner_pairs import load_pair, shipped_pair
 
