@@ -4,7 +4,8 @@
     python benchmarks/quantised.py SMOLLM2 --ways torch.compile bitsandbytes-nf4
 
 For each way the model is loaded by transformers and given to outrider as an object, or why not;
-whether the greedy texts under `recall` are the model's own `generate`'s; how far a tree's scores
+whether the greedy texts under `recall` are those of the model's own `generate` (called behind
+`load`, which sets bitsandbytes' 4-bit layers to compute in float32); how far a tree's scores
 are from those of its paths (`tree_check`); milliseconds of this thread's processor time for calls
 of one and four nodes, and of a token with nothing set (`recall`, planned) beside plain decoding on
 a text that repeats some of its prompt. States are float32 wherever the library lets them.
@@ -104,15 +105,15 @@ def one(folder: str, way: str) -> str:
         return f"does not load: {type(error).__name__}: {str(error).strip().splitlines()[0][:110]}"
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
     how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    try:
+        speculator = outrider.load(model, drafter="recall", threads=1, generation_config="none")
+    except OutriderError as error:
+        return f"refused: {str(error).split('; got')[0][:150]}"
     own = [
         model.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)).long(), **how)
         for p in prompts
     ]
     expected = [text[0, len(p) :].tolist() for text, p in zip(own, prompts, strict=True)]
-    try:
-        speculator = outrider.load(model, drafter="recall", threads=1, generation_config="none")
-    except OutriderError as error:
-        return f"refused: {str(error).split('; got')[0][:150]}"
     milliseconds, spent, equal = calls(speculator.engine.target), {}, 0
     for name, arm in (("plain", speculator.plain()), ("set", speculator)):
         arm.generate([prompts[0]], SamplingParams(0.0), Stop(8))

@@ -148,7 +148,7 @@ def mask(*values):
         (mask(0, 0, 2, 2, 2, 2, 2, 2), "attention_mask must hold a 0 or 1 for every token"),
         ({"past_key_values": DynamicCache()}, "past_key_values .* would stay empty"),
         ({"force_words_ids": [[5]]}, "force_words_ids"),
-        ({"use_mtp": True}, "use_mtp=True"),
+        ({"use_mtp": True}, "which has none; use another draft"),
         ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups=2"),
         ({"num_beams": 4, "diversity_penalty": 0.5}, "diversity_penalty=0.5"),
         pytest.param(

@@ -11,8 +11,8 @@ from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models.heads import HeadModel, MaskedBlockHead
-from outrider.models.heads.dflash import spread
+from outrider.models.heads import BlockSight, HeadModel, MaskedBlockHead
+from outrider.models.heads.dflash import SLIDING, spread
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair
@@ -21,13 +21,22 @@ from tiny_heads import IDS, SIZES, target
 LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
 
 
+SIGHTS = {
+    "all": (),
+    "causal windows": (BlockSight(3, causal=True), BlockSight()),
+    "windows": (BlockSight(2), BlockSight(5)),
+    "causal": (BlockSight(causal=True),) * 2,
+}
+
+
 @pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1), (2, 2, 1, 1)], ids=["chain", "tree"])
+@pytest.mark.parametrize("sights", SIGHTS)
 @torch.inference_mode()
-def test_the_law_of_each_place_in_a_block(kind, counts):
+def test_the_law_of_each_place_in_a_block(kind, counts, sights):
     """Ragged rows, one of a token, plain steps between; behind the block nothing is drawn."""
     driven = pair(runner="transformers")[0]
-    head = dflash(kind, (0, 1), IDS)
+    head = dflash(kind, (0, 1), IDS, sights=SIGHTS[sights])
     drafter = DraftModel(HeadModel(MaskedBlockHead(head), VOCAB), counts)
     prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[3])
     requests = [
@@ -107,15 +116,51 @@ def test_layers_that_go_without_saying(tmp_path):
     assert outrider.load(target(), folder, **LOAD).engine.drafter.taps == (2, 4)
 
 
+MIXED = [SLIDING, "full_attention"]
+LAYERS = {"model_type": "qwen3", **SIZES, "num_hidden_layers": 2}
+SLIDES = {"transformer_layer_config": {**LAYERS, "layer_types": MIXED, "sliding_window": 5}}
+
+
+def own(**more):
+    return {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1], **more}}
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields", "sights"),
+    [
+        (speculators, SLIDES, [(5, True), (None, False)]),
+        (speculators, SLIDES | {"sliding_window_non_causal": True}, [(5, False), (None, False)]),
+        (authors, {"layer_types": MIXED, "sliding_window": 5}, [(5, True), (None, False)]),
+        (authors, own(use_swa=True, swa_window_size=6), [(6, False)] * 2),
+        (authors, own(causal=True), [(None, True)] * 2),
+        (
+            authors,
+            {"layer_types": MIXED, "sliding_window": 5, **own(causal=False)},
+            [(5, False), (None, False)],
+        ),
+        (authors, {}, [(None, False)] * 2),
+    ],
+)
+def test_windows_of_layers(tmp_path, layout, fields, sights):
+    """As speculators and vLLM read them; the texts stay the target's."""
+    model = target()
+    folder = layout(tmp_path, dflash(lent=model), **fields)
+    speculator = outrider.load(model, folder, branching=(2, 1, 1), shared_noise=True, **LOAD)
+    assert list(speculator.engine.drafter.model.runner.head.config.sights) == sights
+    sampling = [SamplingParams(0), SamplingParams(1.0, seed=2)]
+    expected = decode(speculator.plain().engine, PROMPTS[:2], sampling, StopConditions(14))[0]
+    assert decode(speculator.engine, PROMPTS[:2], sampling, StopConditions(14))[0] == expected
+
+
 @pytest.mark.parametrize(
     ("layout", "fields", "error", "said"),
     [
-        (speculators, {"projector_type": "domino"}, ConfigurationError, "projector_type='domino'"),
+        (speculators, {"projector_type": "mlp"}, ConfigurationError, "projector_type='mlp'"),
         (speculators, {"shift_label": True}, ConfigurationError, "shift_label=True, which is not"),
         (speculators, {"block_size": None}, ConfigurationError, "block_size=None"),
         (authors, {"dflash_config": {"causal_head": True}}, ConfigurationError, "causal_head=True"),
         (authors, {"selector_rank": 8}, ConfigurationError, "selector_rank=8, which is not"),
-        (authors, {"layer_types": ["sliding_attention"] * 2}, ConfigurationError, "sliding"),
+        (authors, {"layer_types": [SLIDING] * 2}, ConfigurationError, "sliding_window=None"),
         (authors, {"hidden_size": 64}, ConfigurationError, "width 64, for a target of width 32"),
         (authors, {"vocab_size": 40}, VocabularyMismatch, "a vocabulary of 40 tokens"),
         (authors, {"num_hidden_layers": 3}, ConfigurationError, "not those that its config.json"),

@@ -18,6 +18,7 @@ from outrider.engine.beam_search.decode import search
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import SpeculativeGenerate
+from outrider.integrations.generate_setup import load_arguments
 from outrider.models import TransformersRunner, TreeDecoder
 from outrider.models.heads import (
     AutoregressiveHead,
@@ -273,6 +274,12 @@ def test_the_layer_of_a_hybrid_models_checkpoint_drafts_for_it(kind, tmp_path):
     assert not vars(target.config).keys() & {"num_mtp_layers", "mtp_layer_types"}
     found = read.head.model.layers[0].state_dict()
     assert all(torch.equal(w, found[n]) for n, w in layer.state_dict().items())
+    again, ids = type(model).from_pretrained(tmp_path).eval(), torch.tensor([PROMPTS[0]])
+    given = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    call = SpeculativeGenerate(draft_model="mtp")  # transformers' own word is not for states
+    expected = again.generate(ids, **given)
+    assert torch.equal(again.generate(ids, **given, custom_generate=call), expected)
+    assert call.stats.drafted
     sampling = [SamplingParams(0), SamplingParams(0.8, seed=1)]
     own = decode(speculator.plain().engine, PROMPTS[:2], sampling, StopConditions(12))[0]
     assert decode(speculator.engine, PROMPTS[:2], sampling, StopConditions(12))[0] == own
@@ -283,6 +290,19 @@ def test_the_layer_of_a_hybrid_models_checkpoint_drafts_for_it(kind, tmp_path):
     )
     with pytest.raises(ConfigurationError, match="cannot read the multi-token prediction layer"):
         outrider.load(tmp_path, "mtp", **LOAD)
+
+
+def test_generate_takes_its_own_word_for_it(tmp_path):
+    """`use_mtp=True`, as transformers' own assisted generation is asked for such layers."""
+    checkpoint(tmp_path)
+    model = transformers.MellumForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    given = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    call, own = SpeculativeGenerate(), model.generate(ids, **given)
+    assert torch.equal(model.generate(ids, **given, use_mtp=True, custom_generate=call), own)
+    assert call.stats.drafted
+    with pytest.raises(ConfigurationError, match="use_mtp='mtp' contradicts draft='other'"):
+        load_arguments({"use_mtp": True, "assistant_model": "other"})
 
 
 def test_targets_without_such_a_layer_are_refused(tmp_path):

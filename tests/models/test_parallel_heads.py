@@ -1,4 +1,4 @@
-"""P-EAGLE and DSpark heads: the law of every place against their formulas, folders, texts."""
+"""P-EAGLE, DSpark and Domino heads: the law of every place by their formulas, folders, texts."""
 
 import pytest
 import torch
@@ -16,6 +16,8 @@ from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.models.heads import (
     AutoregressiveHead,
+    Domino,
+    DominoHead,
     DSpark,
     DSparkHead,
     HeadModel,
@@ -272,6 +274,84 @@ def test_fields_of_dspark_that_do_not_fit(tmp_path, more, said):
         outrider.load(target(), dspark_folder(tmp_path, dspark(), **more), **LOAD)
 
 
+# ------------------------------------------------------------------------------------- Domino
+
+STATES, RANK = 10, 6
+
+
+def domino(pure=1, taps=(1, 2), lent=None):
+    return dflash(taps=taps, lent=lent, kind_of_head=Domino, more=((STATES, RANK), pure))
+
+
+@pytest.mark.parametrize("pure", [0, 1, 2])
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1), (2, 2, 1, 1, 1)], ids=["chain", "tree"])
+@torch.inference_mode()
+def test_tokens_above_correct_a_block(pure, counts):
+    """By torch's own recurrent unit over the path to each node."""
+    driven = pair(runner="transformers")[0]
+    head = domino(pure, taps=(0, 1))
+    drafter = DraftModel(HeadModel(DominoHead(head), VOCAB), counts)
+    correct = head.domino_head
+    for draft, texts in steps(drafter, driven):
+        for row, text in enumerate(texts):
+            read = block_states(head, told(driven, text, (0, 1)), text[-1])
+            nodes = draft.laws.logits_BRV.shape[1]
+            for node, depth in enumerate(draft.tree.depth_BN[0, :nodes].tolist()):
+                law = draft.laws.logits_BRV[row, node]
+                if depth == BLOCK:
+                    assert (law == -torch.inf).all()
+                    continue
+                path = draft.tree.ancestors_BNN[0, node].nonzero()[:, 0]
+                above = head.embedded(draft.tokens_BN[row, path])
+                state = correct.prefix_gru(above[None])[0][0, -1]
+                expected = read[depth] @ head.lm_head.weight.T
+                if depth >= pure:
+                    expected = expected + correct.embed_proj(torch.cat([read[depth], state]))
+                assert torch.allclose(law, expected, atol=1e-4)
+
+
+def domino_folder(folder, head, **more):
+    fields = {
+        "speculators_model_type": "dflash",
+        "projector_type": "domino",
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "aux_hidden_state_layer_ids": [1, 2],
+        "draft_vocab_size": VOCAB,
+        "shift_label": True,
+        "gru_hidden_dim": STATES,
+        "emb_dim": RANK,
+        "pure_draft_prefix_len": 1,
+        "lambda_base_start": 1.0,
+        "transformer_layer_config": {"model_type": "qwen3", **SIZES, "num_hidden_layers": 2},
+    }
+    return written(folder, fields | more, head)
+
+
+def test_a_folder_of_domino_drafts_for_its_target(tmp_path):
+    model = target()
+    head = domino(lent=model)
+    folder = domino_folder(tmp_path, head)
+    speculator = outrider.load(model, folder, branching=(2, 1, 1), shared_noise=True, **LOAD)
+    read = speculator.engine.drafter.model.runner.head.state_dict()
+    assert all(torch.equal(read[name], weight) for name, weight in head.state_dict().items())
+    own = decode(speculator.plain().engine, PROMPTS, SAMPLING, StopConditions(14))[0]
+    assert decode(speculator.engine, PROMPTS, SAMPLING, StopConditions(14))[0] == own
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"gru_hidden_dim": 9}, r"gru_hidden_dim, emb_dim, pure_draft_prefix_len=\[9, 6, 1\]"),
+        ({"shift_label": False}, "shift_label=False"),
+        ({"emb_dim": 4}, "not those that its config.json asks for"),
+    ],
+)
+def test_fields_of_domino_that_do_not_fit(tmp_path, more, said):
+    with pytest.raises(ConfigurationError, match=said):
+        outrider.load(target(), domino_folder(tmp_path, domino(), **more), **LOAD)
+
+
 # ------------------------------------------------------------------------ all, beside each other
 
 RUNNERS = {
@@ -279,6 +359,7 @@ RUNNERS = {
     "dflash": lambda device: MaskedBlockHead(dflash(taps=(0, 1)).to(device)),
     "peagle": lambda device: parallel(device),
     "dspark": lambda device: DSparkHead(dspark("rnn", taps=(0, 1)).to(device)),
+    "domino": lambda device: DominoHead(domino(taps=(0, 1)).to(device)),
 }
 
 
@@ -287,7 +368,7 @@ def parallel(device):
     return ParallelDraftingHead(head, head, MASK, DEPTH)
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dspark"])
+@pytest.mark.parametrize("kind", ["peagle", "dspark", "domino"])
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1)])
 def test_they_are_drafters_like_others(kind, counts):
     testing.check_drafter(

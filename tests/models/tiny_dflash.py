@@ -14,7 +14,9 @@ from tiny_heads import SIZES, norm
 MASK, BLOCK = 31, 4
 
 
-def dflash(kind=Qwen3Config, taps=(1, 2), ids=None, lent=None, kind_of_head=DFlash, more=()):
+def dflash(
+    kind=Qwen3Config, taps=(1, 2), ids=None, lent=None, kind_of_head=DFlash, more=(), sights=()
+):
     """A random head of two layers; what `lent` has is a target's."""
     torch.manual_seed(0)
     layer = kind(**(SIZES | {"num_hidden_layers": 2}))
@@ -24,7 +26,7 @@ def dflash(kind=Qwen3Config, taps=(1, 2), ids=None, lent=None, kind_of_head=DFla
         weight = lent.lm_head.weight if ids is None else lent.lm_head.weight[ids]
         own = {"embedding_VE": lent.model.embed_tokens.weight, "output_KE": weight}
     head = kind_of_head(
-        DFlashConfig(layer, taps, BLOCK, MASK, size), *more, ids_K=ids, **own
+        DFlashConfig(layer, taps, BLOCK, MASK, size, sights), *more, ids_K=ids, **own
     ).eval()
     with torch.no_grad():
         for parameter in head.parameters():
@@ -62,7 +64,13 @@ def block_states(head, hidden, pending):
         if "q_norm" in own:
             q, k = norm(q, own["q_norm"]), norm(k, own["k_norm"])
         q, k = turned(q), turned(k).repeat_interleave(2, 0)
-        scores = (q @ k.transpose(1, 2) / 8**0.5).softmax(-1)
+        scores = q @ k.transpose(1, 2) / 8**0.5
+        if head.config.sights:
+            window, causal = head.config.sights[number]
+            far = at[count:, None] - at
+            hidden_there = (far < 0) & causal | (far.abs() >= (window or 1 << 30))
+            scores = scores.masked_fill(hidden_there, -torch.inf)
+        scores = scores.softmax(-1)
         y = (scores @ v.repeat_interleave(2, 0)).transpose(0, 1).reshape(BLOCK, -1)
         x = x + y @ own["o_proj"].T
         y = norm(x, own["post_attention_layernorm"])

@@ -63,6 +63,7 @@ CONFIGURED = (
     "assistant_ensemble_weight",
     "prompt_lookup_num_tokens",
     "max_matching_ngram_size",
+    "use_mtp",
 )
 KNOWN = (
     *OURS,
@@ -101,6 +102,8 @@ def load_arguments(given: Mapping[str, object]) -> dict[str, Any]:
     for name in ("model", "draft_model", "assistant_model"):
         if name in asked:
             put("draft", asked[name], name)
+    if asked.get("use_mtp"):
+        put("draft", heads.MTP, "use_mtp")
     if "assistant_tokenizer" in asked:
         put("draft_tokenizer", asked["assistant_tokenizer"], "assistant_tokenizer")
     for name in ("num_assistant_tokens", "prompt_lookup_num_tokens"):
@@ -269,7 +272,8 @@ def beside(
     One family is padded differently: the target's law stays whole, ids unknown to the draft model
     have draft probability 0. A draft whose encoder equals the target's attends to its states.
     """
-    head = _head(target, model, draft) if isinstance(draft, (str, Path)) else None
+    given = isinstance(draft, (str, Path, PreTrainedModel))
+    head = _head(target, model, draft) if given else None
     if head is not None:
         return head
     if words is not None:
@@ -324,10 +328,10 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
     return sharing.same_encoder(model, draft)
 
 
-def _head(target: TreeDecoder, model: PreTrainedModel, given: str | Path) -> LanguageModel | None:
+def _head(target: TreeDecoder, model: PreTrainedModel, given: Draft) -> LanguageModel | None:
     """A head of the target, read once; None: another draft is meant."""
     made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
-    key = str(given)
+    key = str(id(given) if isinstance(given, PreTrainedModel) else given)
     if key not in made or made[key].of != of:
         setting = Setting(torch.get_num_threads(), str(model.dtype).removeprefix("torch."), False)
         source = heads.source_of(given, ModelSource(model, "target"))

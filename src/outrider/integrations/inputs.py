@@ -108,7 +108,6 @@ _OTHER_WAYS: dict[str, object] = {
     "force_words_ids": None,
     "num_beam_groups": 1,
     "diversity_penalty": None,
-    "use_mtp": None,
     "speculation_type": None,
 }
 _STATES = ("output_attentions", "output_hidden_states")

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from outrider.errors import UnsupportedModel
-from outrider.models import attention, batch_invariance, linear, placement
+from outrider.models import attention, batch_invariance, foreign_layers, linear, placement
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, read, vocabulary_of
@@ -90,6 +90,8 @@ class TransformersRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.name = model, type(model).__name__
+        if model.dtype == torch.float32 and foreign_layers.compute_in_float32(model):
+            self.means = f"{self.means}, its 4-bit layers in float32"
         #: where it runs, if its weights are fetched for each call
         self._placed = placement.device_of(model) if placement.offloaded(model) else None
         if self._placed is not None:

@@ -4,6 +4,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from outrider.models.config import read
 from outrider.types import Inputs, LanguageModel, Nodes, Output
 
 M = TypeVar("M", bound=LanguageModel)
@@ -16,6 +17,12 @@ def capturable(*models: object) -> bool:
     True
     """
     return all(getattr(model, "capturable", True) for model in models)
+
+
+def rereads(model: LanguageModel) -> bool:
+    """Whether it reads as text what it has drafted itself: heads are told more of it by then, and
+    guesses that were made in parallel leave no entries."""
+    return bool(model.taps) or bool(read(model, "rereads", bool))
 
 
 class ModelWrapper(Generic[M]):

@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.drafters.tree_drafting.builder import Children, TreeBuilder
 from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
+from outrider.models.model_wrapper import rereads
 from outrider.models.prefill import CHUNK, ingest, width
 from outrider.models.tree_inputs import causal
 from outrider.noise import Purpose
@@ -98,13 +99,13 @@ class TreeModel(NamedTuple):
     def output(self, tree: TreeBuilder, level: TreeLevel) -> Output:
         """One call. The first feeds the committed tail, which needs neither a branch nor a read.
 
-        A head reads all that the last draft may have added anew: it knows more of it now.
+        All that the last draft may have added is read anew where drafts leave nothing behind.
         """
         context = tree.context
         wide = width(self.model, context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
             return self.model.forward(self.cache, tree.nodes(level, wide))
-        behind = self.deepest if self.model.taps else 1
+        behind = self.deepest if rereads(self.model) else 1
         count = 1 if self.shared else 1 + behind + context.unread
         return read_on(self.model, self.cache, context, count, wide)
 

@@ -17,7 +17,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.calibrate import Setting
-from outrider.models.config import decoder_of, vocabulary_of
+from outrider.models.config import decoder_of, read, vocabulary_of
 from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import formats
@@ -50,6 +50,7 @@ class DFlashConfig:
     block             the pending token and the masks behind it
     mask              token whose embedding stands for a mask
     draft_vocab_size  how many tokens it can propose
+    sights            what a block's places see in each layer; (): all of the text and each other
     """
 
     layer: PretrainedConfig
@@ -57,6 +58,27 @@ class DFlashConfig:
     block: int
     mask: int
     draft_vocab_size: int
+    sights: tuple["BlockSight", ...] = ()
+
+
+class BlockSight(NamedTuple):
+    """What the places of a block see in a layer.
+
+    >>> BlockSight(2048, causal=True)
+    BlockSight(window=2048, causal=True)
+    """
+
+    window: int | None = None  #: how many positions back and forth, their own included; None: all
+    causal: bool = False  #: whether no place sees those behind it
+
+    def seen(self, slots_BQ: Tensor, wide: int) -> Tensor:
+        """Which of `wide` slots are in sight, [B, Q, W], of a block in these slots."""
+        slot_W = numbers(wide, slots_BQ.device)
+        last_BQ1 = (slots_BQ if self.causal else slots_BQ[:, -1:].expand_as(slots_BQ))[..., None]
+        seen = slot_W <= last_BQ1
+        if self.window is not None:
+            seen = seen & ((slots_BQ[..., None] - slot_W).abs() < self.window)
+        return seen
 
 
 class DFlash(DraftHead):
@@ -108,15 +130,18 @@ class DFlash(DraftHead):
             k, _ = apply_rotary_pos_emb(k.transpose(1, 2), k.transpose(1, 2), cos, sin)
             cache.update(k, v.transpose(1, 2), number)
 
-    def forward(
-        self, tokens_BQ: Tensor, positions_BQ: Tensor, mask_B1QW: Tensor | None, cache: Cache
-    ) -> Tensor:
-        """What the output layer reads of a block behind the context, [B, Q, E]."""
+    def forward(self, tokens_BQ: Tensor, positions_BQ: Tensor, wide: int, cache: Cache) -> Tensor:
+        """What the output layer reads of a block behind the context, [B, Q, E].
+
+        It lies in the slots of its positions; `wide` slots of the cache are there to be seen.
+        """
         x = self.embedded(tokens_BQ)
         turned = self.rotary(x, positions_BQ)
-        for layer in self.layers:
+        sights = self.config.sights or (BlockSight(),) * len(self.layers)
+        masks = {sight: additive(sight.seen(positions_BQ, wide), x.dtype) for sight in set(sights)}
+        for layer, sight in zip(self.layers, sights, strict=True):
             x = layer(
-                x, attention_mask=mask_B1QW, position_embeddings=turned, past_key_values=cache
+                x, attention_mask=masks[sight], position_embeddings=turned, past_key_values=cache
             )
         normed: Tensor = self.norm(x)
         return normed
@@ -177,8 +202,8 @@ class MaskedBlockHead:
         place_BQ = at_BQ + self.ahead  # a mask says which token stands in its place
         there = place_BQ < known_B1 + block
         at_BQ = torch.minimum(place_BQ, known_B1 + block - 1)
-        read = read_states(cache.own, at_BQ, self.head.width, self.dtype)
-        logits = self.said(cache, nodes, read)
+        found = read_states(cache.own, at_BQ, self.head.width, self.dtype)
+        logits = self.said(cache, nodes, found)
         return logits.masked_fill(~there[..., None], -torch.inf)
 
     def said(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
@@ -190,11 +215,9 @@ class MaskedBlockHead:
         config, known_B1 = self.head.config, cache.known_B[:, None]
         masks = torch.full_like(pending_B1, config.mask).expand(-1, config.block - 1)
         slots_BQ = known_B1 + numbers(config.block, pending_B1.device)
-        seen = numbers(wide, pending_B1.device) < known_B1 + config.block
-        mask = additive(seen[:, None].expand(-1, config.block, -1), self.dtype)
         cache.entries.begin(slots_BQ, wide, 0)
         tokens = torch.cat([pending_B1, masks], 1)
-        made = self.head(tokens, slots_BQ, mask, cache.entries)
+        made = self.head(tokens, slots_BQ, wide, cache.entries)
         write_states(cache.own, slots_BQ, wide, made)
 
 
@@ -203,6 +226,9 @@ class MaskedBlockHead:
 # authors       config.json of a Qwen3 with `block_size` and `dflash_config`, whose
 #               `target_layer_ids` count layers from 0: state k + 1 is read for layer k
 # speculators   `speculators_model_type: "dflash"`; `aux_hidden_state_layer_ids` count states
+#
+# Layers with a window, by `layer_types` (or `use_swa` of the authors), are causal unless the
+# checkpoint says otherwise: `causal` of the authors for all layers, `sliding_window_non_causal`
 
 _SPECULATORS = frozenset(
     {
@@ -210,6 +236,7 @@ _SPECULATORS = frozenset(
         "block_size",
         "draft_vocab_size",
         "mask_token_id",
+        "sliding_window_non_causal",
         "target_hidden_size",
         "transformer_layer_config",
     }
@@ -226,6 +253,35 @@ _OTHER_FORMS = frozenset(
     }
 )
 _OWN = frozenset({"block_size", "dflash_config", "num_target_layers"})
+
+
+#: Of the authors' `dflash_config`.
+_AUTHORS = {
+    "causal",
+    "mask_token_id",
+    "swa_window_size",
+    "target_hidden_size",
+    "target_layer_ids",
+    "use_swa",
+}
+SLIDING = "sliding_attention"
+
+
+def sights_of(
+    folder: Path, layer: PretrainedConfig, window: object, causal: bool, every: bool = False
+) -> tuple[BlockSight, ...]:
+    """What a block sees in each layer: those that slide, or `every` one, have a window.
+
+    `causal` is said of layers with a window. Raises ConfigurationError for a window of no size.
+    """
+    count = int(layer.num_hidden_layers)
+    kinds = read(layer, "layer_types", (list, tuple)) or [None] * count
+    kinds = [SLIDING] * count if every else kinds
+    if SLIDING in kinds and (not isinstance(window, int) or window < 1):
+        do = "write sliding_window, a number of positions, into its config.json"
+        raise formats.unfit(folder, f"sliding layers and sliding_window={window!r}", do)
+    size = window if isinstance(window, int) else None
+    return tuple(BlockSight(size, causal) if kind == SLIDING else BlockSight() for kind in kinds)
 
 
 def spread(target: int, draft: int) -> tuple[int, ...]:
@@ -247,6 +303,7 @@ class DFlashSource(TargetBoundSource):
     """
 
     kind = "dflash"  #: as the speculators layout calls it
+    projector = "dflash"  #: what makes scores of a block's states, by its name there
     fields: frozenset[str] = frozenset()  #: of its config.json, beside a DFlash head's
 
     @classmethod
@@ -264,7 +321,7 @@ class DFlashSource(TargetBoundSource):
         layers, wide = int(decoder.num_hidden_layers), int(decoder.hidden_size)
         known = vocabulary_of(target.config)
         asked = self._speculators if "speculators_model_type" in fields else self._authors
-        layer, taps, mask = asked(fields, layers)
+        layer, taps, mask, sights = asked(fields, layers)
         self.config: PretrainedConfig = layer
         formats.fits(self.given, taps, layers)
         if layer.hidden_size != wide:
@@ -275,28 +332,38 @@ class DFlashSource(TargetBoundSource):
         if not isinstance(block, int) or block < 2 or not isinstance(mask, int):
             do = "give a whole checkpoint"
             raise formats.unfit(self.given, f"block_size={block!r}, mask_token_id={mask!r}", do)
-        self._asked = DFlashConfig(layer, taps, block, mask, int(size))
+        self._asked = DFlashConfig(layer, taps, block, mask, int(size), sights)
 
     def _speculators(
         self, fields: Mapping[str, Any], layers: int
-    ) -> tuple[PretrainedConfig, tuple[int, ...], object]:
-        if fields.get("projector_type", "dflash") != "dflash":
+    ) -> tuple[PretrainedConfig, tuple[int, ...], object, tuple[BlockSight, ...]]:
+        if fields.get("projector_type", "dflash") != self.projector:
             kind = f"projector_type={fields['projector_type']!r}, which is not computed here"
-            raise formats.unfit(self.given, kind, "give a DFlash head without a projector")
+            raise formats.unfit(self.given, kind, "give a head of projector 'dflash' or 'domino'")
         inert = formats.INERT | _OTHER_FORMS | {"projector_type"}
         formats.refuse(self.given, fields, inert | _SPECULATORS | self.fields)
-        layer = formats.layers_as(self.given, fields.get("transformer_layer_config"))
-        return layer, tuple(fields.get("aux_hidden_state_layer_ids") or ()), fields["mask_token_id"]
+        inner: Any = fields.get("transformer_layer_config")
+        layer = formats.layers_as(self.given, inner, slides=True)
+        causal = not fields.get("sliding_window_non_causal")
+        sights = sights_of(self.given, layer, inner.get("sliding_window"), causal)
+        taps = tuple(fields.get("aux_hidden_state_layer_ids") or ())
+        return layer, taps, fields["mask_token_id"], sights
 
     def _authors(
         self, fields: Mapping[str, Any], layers: int
-    ) -> tuple[PretrainedConfig, tuple[int, ...], object]:
+    ) -> tuple[PretrainedConfig, tuple[int, ...], object, tuple[BlockSight, ...]]:
         own = fields["dflash_config"] or {}
-        formats.refuse(self.given, own, {"mask_token_id", "target_layer_ids", "target_hidden_size"})
+        formats.refuse(self.given, own, _AUTHORS)
         inner = {name: value for name, value in fields.items() if name not in _OWN}
-        layer = formats.layers_as(self.given, inner)
+        layer = formats.layers_as(self.given, inner, slides=True)
+        window = own.get("swa_window_size", fields.get("sliding_window"))
+        every = bool(own.get("use_swa")) and SLIDING not in (fields.get("layer_types") or ())
+        causal = own.get("causal")
+        sights = sights_of(self.given, layer, window, causal is not False and not every, every)
+        if causal:  # said of all layers
+            sights = tuple(sight._replace(causal=True) for sight in sights)
         ids = own.get("target_layer_ids") or spread(layers, int(layer.num_hidden_layers))
-        return layer, tuple(number + 1 for number in ids), own.get("mask_token_id")
+        return layer, tuple(number + 1 for number in ids), own.get("mask_token_id"), sights
 
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False

@@ -213,16 +213,19 @@ def _config(
     return Eagle3Config(config, taps, int(size), width, **flags)
 
 
-def layers_as(folder: Path, layer: Any) -> PretrainedConfig:
-    """The configuration of a head's decoder layers; ConfigurationError for what is not computed."""
+def layers_as(folder: Path, layer: Any, slides: bool = False) -> PretrainedConfig:
+    """The configuration of a head's decoder layers; ConfigurationError for what is not computed.
+
+    `slides`: layers may have windows.
+    """
     if not isinstance(layer, dict) or layer.get("model_type") not in KINDS:
         given = layer.get("model_type") if isinstance(layer, dict) else layer
         do = f"its decoder layers may be of {' or '.join(KINDS)}"
         raise unfit(folder, f"decoder layers of {given!r}", do)
     known = AutoConfig.for_model(layer["model_type"])
     refuse(folder, layer, set(known.to_dict()) | LAYER_TOO | INERT)
-    slides = "sliding_attention" in (layer.get("layer_types") or ())
-    if layer.get("use_sliding_window") or slides:
+    windows = "sliding_attention" in (layer.get("layer_types") or ())
+    if not slides and (layer.get("use_sliding_window") or windows):
         raise unfit(folder, "use_sliding_window=True", "give a head with full attention")
     rest = {name: value for name, value in layer.items() if name != "model_type"}
     return AutoConfig.for_model(layer["model_type"], **rest)

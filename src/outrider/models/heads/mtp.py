@@ -122,11 +122,20 @@ def _stored(target: ModelSource) -> list[str]:
     """Names of tensors of such layers in the safetensors of a target's folder."""
     layers = read(decoder_of(target.config), "num_hidden_layers", int) or 0
     found: list[str] = []
-    folder = Path(target.given) if isinstance(target.given, (str, Path)) else None
+    folder = _folder(target)
     for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
         with suppress(SafetensorError), safe_open(file, "pt") as stored:
             found += [key for key in stored.keys() if _PARTS.search(key) or _behind(key, layers)]
     return found
+
+
+def _folder(target: ModelSource) -> Path | None:
+    """The folder of a target's checkpoint; None: nobody knows."""
+    given = target.given
+    if isinstance(given, (str, Path)):
+        return Path(given)
+    place = read(given, "name_or_path", str)  # where transformers has read it
+    return Path(place) if place and Path(place).is_dir() else None
 
 
 def _behind(key: str, layers: int) -> bool:
@@ -189,8 +198,8 @@ class MtpSource(TargetBoundSource):
 
     def _loaded(self, model: PreTrainedModel) -> Any:
         try:
-            if self._unbuilt:
-                made = mtp_checkpoint.read(self._made, model, Path(self.target.given))
+            if self._unbuilt and (folder := _folder(self.target)) is not None:
+                made = mtp_checkpoint.read(self._made, model, folder)
             else:
                 made = pretrained.read_mtp(self._made, model, device_map={"": model.device})
         except (OSError, RuntimeError, ValueError) as error:
