@@ -24,7 +24,6 @@ def found():
         return wagner_tables.run(pair, quick=True, gammas=(1, 3), prompts=2, tokens=6)
 
 
-@pytest.mark.exhaustive
 def test_every_table_has_every_method(found):
     settings, tables = found
     assert "constructed agreement" in settings["pair"]
