@@ -197,7 +197,7 @@ def read_tools(file: Path, speculator: "Speculator") -> list[Message]:
     Raises PromptError for another file, and for a model whose chat template knows of no tools.
     """
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found: Any = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         do = "write a JSON list of tools"
         raise PromptError(f"no tools to read; got {str(file)!r} ({error}); {do}") from error
@@ -218,7 +218,8 @@ def read_tools(file: Path, speculator: "Speculator") -> list[Message]:
             "this model's chat template says nothing of tools; got /tools; use a model that was "
             "trained to call them"
         )
-    return found
+    tools: list[Message] = found
+    return tools
 
 
 def conversation(
