@@ -17,7 +17,7 @@ import tempfile
 import source_models
 import torch
 from tiny_configurations import config_for, randomise
-from tiny_media import of_text
+from tiny_media import given_to, of_text
 from transformers import AutoModelForCausalLM
 
 import outrider
@@ -69,6 +69,7 @@ def generated(model, prompt):
     out = of_text(model).generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
+        **given_to(model, prompt, {})[1],
         max_new_tokens=NEW,
         min_new_tokens=NEW,
         do_sample=False,

@@ -17,7 +17,7 @@ import picture_forms
 import torch
 from examine import Recited, attempted, first_line, same
 from source_models import IMAGE_FAMILIES, read_as_sources
-from tiny_media import of_text
+from tiny_media import given_to, of_text
 
 from outrider import verifiers
 from outrider.drafters import Root
@@ -25,6 +25,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.models import adapt
+from outrider.models.decoder import media_of
 from outrider.models.multi_modal import placeholders
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import MultiModalInputs
@@ -38,8 +39,10 @@ TEXT = [7, 9, 11, 13]
 @torch.inference_mode()
 def generated(model, ids, kwargs, **options):
     """What transformers writes, and the least distance of two best logits on the way."""
+    asked = model if kwargs else of_text(model)
+    ids, kwargs = given_to(model, ids, kwargs)
     ids_1L = torch.tensor([ids])
-    found = (model if kwargs else of_text(model)).generate(
+    found = asked.generate(
         input_ids=ids_1L,
         attention_mask=torch.ones_like(ids_1L),
         **kwargs,
@@ -115,7 +118,8 @@ def examine(kind):
             model, rows, inputs, right = read_as_sources(IMAGE_FAMILIES[kind], source_text)
         else:
             model, made, right = material(kind)
-            stands = placeholders(model.config)
+            reader = media_of(adapt(model))
+            stands = placeholders(model.config) if reader is None else reader.placeholders
             rows = [ids for ids, _ in made]
             inputs = [MultiModalInputs(kwargs, stands) if kwargs else None for _, kwargs in made]
     except Exception as error:

@@ -1,6 +1,7 @@
 """Tiny random models of types whose prompts hold images."""
 
 import torch
+from tiny_configurations import config_for
 from tiny_media import (
     FIRST,
     IMAGE,
@@ -91,7 +92,7 @@ def _sized(random, size):
     }
 
 
-def _queried(kind, text, qformer, picture, **more):
+def _queried(kind, text, qformer, picture, count=lambda size: 4, **more):
     """A Q-Former compresses a picture for a language model of its own class."""
     parts = {
         "vision_config": {**_SMALL, "image_size": 8, "patch_size": 4},
@@ -100,7 +101,7 @@ def _queried(kind, text, qformer, picture, **more):
     return MediaType(
         lambda: CONFIG_MAPPING[kind](text_config=text, num_query_tokens=4, **parts, **more),
         picture,
-        count=lambda size: 4,
+        count=count,
     )
 
 
@@ -111,6 +112,64 @@ def _asked(random, shape):
         "pixel_values": pixels(random, *shape),
         "qformer_input_ids": ids,
         "qformer_attention_mask": torch.ones_like(ids),
+    }
+
+
+def _placed(ids, kwargs):
+    """A mask of the picture's places, for which a prompt has no token of its own: Kosmos."""
+    return {"image_embeds_position_mask": torch.tensor(ids)[None] == IMAGE}
+
+
+def _flat_patches(random, size):
+    """Flat patches behind their rows and columns, some of which are padding: Kosmos-2.5."""
+    patches = pixels(random, 1, 8, 2 + 3 * 4 * 4)
+    at = torch.arange(8)
+    patches[0, :, 0], patches[0, :, 1] = 1 + at // 4, 1 + at % 4
+    there = (at < 6 + 2 * size).long()[None]
+    return {"flattened_patches": patches * there[..., None]}
+
+
+def _kosmos(kind, vision, picture):
+    parts = {
+        "text_config": {
+            "vocab_size": VOCAB,
+            "embed_dim": 32,
+            "ffn_dim": 48,
+            "layers": 2,
+            "attention_heads": 4,
+            "max_position_embeddings": 256,
+            "scale_embedding": False,
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {**_SMALL, **vision},
+    }
+    return MediaType(
+        lambda: CONFIG_MAPPING[kind](**parts, latent_query_num=4, tie_word_embeddings=False),
+        picture,
+        count=lambda size: 4,
+        beside=_placed,
+    )
+
+
+def _block(ids, kwargs):
+    """Types of a prompt whose tokens see each other."""
+    return {"token_type_ids": torch.zeros(1, len(ids), dtype=torch.int64)}
+
+
+def _named(kind, **more):
+    """The configuration that the sweep guesses, told what stands for pictures."""
+    config = config_for(kind)
+    for name, value in {**_IDS, **more}.items():
+        setattr(config, name, value)
+    return config
+
+
+def _packed(random, size):
+    """Patches of a picture of any size in one row: MiniCPM."""
+    high, wide = 4, 4 + 4 * size
+    return {
+        "pixel_values": pixels(random, 1, 3, 16, high * wide * 16),
+        "target_sizes": torch.tensor([[high, wide]]),
     }
 
 
@@ -353,6 +412,47 @@ TYPES = {
         lambda random, size: _asked(random, (1, 3, 8, 8)),
         **_INDEX,
     ),
+    "instructblipvideo": _queried(
+        "instructblipvideo",
+        text("llama"),
+        {},
+        lambda random, size: _asked(random, (1, 4, 3, 8, 8)),
+        count=lambda size: 16,
+        video_token_index=IMAGE,
+    ),
+    "kosmos-2": _kosmos("kosmos-2", {"image_size": 8, "patch_size": 4}, one_picture),
+    "kosmos-2.5": _kosmos(
+        "kosmos-2.5",
+        {"patch_embed_hidden_size": 3 * 4 * 4, "head_dim": 8, "max_num_patches": 64},
+        _flat_patches,
+    ),
+    "paligemma": MediaType(
+        lambda: CONFIG_MAPPING["paligemma"](
+            text_config=text("gemma"),
+            vision_config=vision(_SIGLIP, vision_use_head=False, projection_dim=32),
+            projection_dim=32,
+            vocab_size=VOCAB,
+            tie_word_embeddings=False,
+            **_INDEX,
+        ),
+        beside=_block,
+    ),
+    "git": MediaType(
+        lambda: CONFIG_MAPPING["git"](
+            **_SMALL,
+            vocab_size=VOCAB,
+            max_position_embeddings=256,
+            vision_config={**_SMALL, "image_size": 8, "patch_size": 4},
+        ),
+        count=lambda size: 5,
+        image=0,
+        first=True,
+    ),
+    **{
+        kind: MediaType(lambda kind=kind: _named(kind), _packed)
+        for kind in ("minicpm_ocr", "minicpmv4_6")
+    },
+    "minicpmv4_7": MediaType(lambda: _named("minicpmv4_7"), _packed, "mm_token_type_ids"),
     "mllama": MediaType(
         lambda: CONFIG_MAPPING["mllama"](
             text_config=TEXT

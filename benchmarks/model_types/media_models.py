@@ -20,7 +20,7 @@ def made(kind, seed=0):
         for name, weight in model.named_parameters():
             if weight.dim() > 1 and weight.is_floating_point():
                 weight.copy_(torch.randn(weight.shape, generator=random) * 0.3)
-            elif not bool(weight.isfinite().all()) or "norm" not in name:
+            elif not bool(weight.isfinite().all()) or "norm" not in name.lower():
                 weight.fill_(0.5 if "gate" in name else 0.01)
         if kind == "phi4_multimodal":  # where it writes a placeholder transformers' own fails
             model.get_output_embeddings().weight[IMAGE] = 0
@@ -35,7 +35,10 @@ def prompt(kind, model, seed, ahead=3, behind=5, size=0):
     told = made_of.count
     count = features(model, kwargs) if told is None else told(size)
     words = torch.randint(6, 90, (ahead + behind,), generator=random).tolist()
-    ids = [*words[:ahead], FIRST, *[made_of.image] * count, LAST, *words[ahead:]]
+    before, behind = [*words[:ahead], FIRST], [LAST, *words[ahead:]]
+    if made_of.first:
+        before, behind = [], [*before, *behind]
+    ids = [*before, *[made_of.image] * count, *behind]
     typed = made_of.typed
     if typed is not None:
         kwargs[typed] = torch.tensor([[int(token == IMAGE) for token in ids]])

@@ -107,6 +107,11 @@ class PictureForms:
         flat = self.channels * self.patch**2
         return {"pixel_values": self._pixels(1, high * wide, flat), "image_position_ids": places}
 
+    def masked_tiles(self, size):
+        """One tile, or two, and that none is padding: Granite Docling."""
+        there = torch.ones(1, 1 + size, dtype=torch.bool)
+        return self.several(size) | {"pixel_attention_mask": there}
+
     def every(self):
         """All of them."""
         return (
@@ -120,6 +125,7 @@ class PictureForms:
             self.coarse_and_fine,
             self.tiles,
             self.placed_patches,
+            self.masked_tiles,
         )
 
 

@@ -215,9 +215,7 @@ _DECODERS = (
 ).split()
 
 #: Families whose rotations have three parts, the sizes of which no configuration names.
-_TURNED = (
-    "qwen2_vl qwen2_5_vl qwen2_5_omni_thinker glm4v glm46v glmga glm_ocr paddleocr_vl"
-).split()
+_TURNED = ("qwen2_vl qwen2_5_vl glm4v glm46v glmga glm_ocr paddleocr_vl").split()
 
 
 def _mrope(sections, **more):
@@ -232,6 +230,27 @@ _WRITTEN = {
     | {"<|extra_200|>": 80, "<image>": 100},
     "chameleon": {f"IMGIMG{chr(65 + n // 10)}{chr(65 + n % 10)}Z": 60 + n for n in range(16)}
     | {"<image>": 100},
+}
+
+#: Rotations by the type of a layer.
+_BY_KIND = {
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10000.0}
+        for kind in ("full_attention", "sliding_attention")
+    },
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+}
+#: What checkpoints' files name and the class of their configuration does not.
+_MARKED = {
+    "vision_start_token_id": 102,
+    "vision_end_token_id": 103,
+    "audio_start_token_id": 104,
+    "audio_end_token_id": 105,
+    "image_token_id": 100,
+    "video_token_id": 101,
+    "audio_token_id": 106,
+    "audio_config": {"output_dim": 64},
+    **_mrope([2, 3, 3]),
 }
 
 BY_HAND = {
@@ -294,13 +313,17 @@ BY_HAND = {
     "glm4v_moe": _mrope([1, 1, 2], partial_rotary_factor=0.5),
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
     "blt": blt,
-    "cohere_compass_text": {
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0}
-            for kind in ("full_attention", "sliding_attention")
-        },
-        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "cohere_compass": {"text_config": _BY_KIND},
+    "cohere_compass_text": _BY_KIND,
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", *["sparse"] * 3]}},
+    "ernie4_5_vl_moe": _mrope([2, 2, 4]),
+    "hunyuan_vl": {
+        "text_config": {"head_dim": 16, **_mrope([2, 2, 2, 2])["text_config"]},
+        "vision_config": {"image_size": 32, "temporal_patch_size": 1},
     },
+    "paligemma": {"text_config": {"num_key_value_heads": 1}},
+    "step3p7": {"text_config": {"sliding_window": WINDOW}},
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _MARKED),
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_head": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},

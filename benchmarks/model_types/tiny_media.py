@@ -44,8 +44,24 @@ def pixels(random, *shape):
 
 def of_text(model):
     """What reads a text alone: the language model inside of a class that wants pictures."""
+    if model.config.model_type.startswith("kosmos"):
+        return model.text_model
     wants = inspect.signature(model.generate).parameters.get("pixel_values")
     return model if wants is None or wants.default is not wants.empty else model.language_model
+
+
+def given_to(model, ids, kwargs):
+    """The tokens, and what stands beside them, as transformers is given a prompt.
+
+    GIT has no tokens for its picture, padding here; PaliGemma's class takes a text alone for a
+    block whose tokens see each other, or not, by its attention, where nobody says which it is.
+    """
+    kind = model.config.model_type
+    if kind == "git" and kwargs:
+        return [token for token in ids if token], kwargs
+    if kind == "paligemma" and not kwargs:
+        return ids, {"token_type_ids": torch.ones(1, len(ids), dtype=torch.int64)}
+    return ids, kwargs
 
 
 def one_picture(random, size):
@@ -64,3 +80,4 @@ class MediaType:
     #: makes arguments that have a place for each token: ids, the arguments of the picture
     beside: object = None
     image: int = IMAGE  #: the token that stands for it
+    first: bool = False  #: whether it stands ahead of all words

@@ -298,7 +298,9 @@ def _speculator(
         hearing = speech_model.opened(str(first), first.given, model, tokenizer, configs)
     reader, media = media_of(engine.target), None
     if reader is not None:
-        media = MediaProcessor(resolved.processor, reader.placeholders, first.trust)
+        media = MediaProcessor(
+            resolved.processor, reader.placeholders, first.trust, ahead=reader.ahead
+        )
     elif opening is not None and model.main_input_name in _IMAGES:
         media = MediaProcessor(resolved.processor, frozenset(), first.trust, pixels_alone=True)
     elif opening is not None and model.main_input_name in _SOUND and hearing is None:

@@ -48,6 +48,7 @@ KINDS = {
     **{
         kind: (functools.partial(image_folder.saved, kind=kind), _image)
         for kind in image_folder.PROCESSORS
+        if kind not in ("git", "paligemma")  # which are not asked in conversations
     },
     "sound": (sound_folder.saved, _sound),
     "states": (_hybrid, None),

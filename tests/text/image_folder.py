@@ -88,6 +88,19 @@ def mllama():
     )
 
 
+def paligemma():
+    """Whose prompts are one block."""
+    images = transformers.SiglipImageProcessor(size=SIZE)
+    images.image_seq_length = 4
+    return transformers.PaliGemmaProcessor(images, words())
+
+
+def git():
+    """Whose images stand ahead of the text."""
+    crop = {"size": {"shortest_edge": 8}, "crop_size": SIZE, "do_convert_rgb": True}
+    return transformers.GitProcessor(CLIPImageProcessor(**crop), words())
+
+
 def paddleocr_vl():
     """With positions of several axes."""
     return transformers.PaddleOCRVLProcessor(
@@ -101,10 +114,12 @@ def paddleocr_vl():
 
 PROCESSORS = {
     "gemma3": gemma3,
+    "git": git,
     "idefics3": idefics3,
     "llava": processor,
     "mllama": mllama,
     "paddleocr_vl": paddleocr_vl,
+    "paligemma": paligemma,
 }
 
 

@@ -151,7 +151,7 @@ def test_conversations_that_cannot_be_read_are_refused(seeing):
     image = picture(1)
     with refused(PromptError, "at most 64 are read"):
         seeing.generate([{"role": "user", "content": [{"type": "image", "image": image}] * 65}])
-    with refused(PromptError, "parts of a message are", "'video'"):
+    with refused(PromptError, "videos in messages are not read", "'video'"):
         seeing.generate(
             [{"role": "user", "content": [{"type": "video"}, {"type": "image", "image": image}]}]
         )
@@ -203,3 +203,31 @@ def test_without_pillow_one_sentence_says_so(seeing, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with refused(ConfigurationError, "Pillow, which is not installed", r"outrider\[images\]"):
         seeing.generate(question(b"some bytes"))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of transformers' own PaliGemma
+@pytest.mark.parametrize("kind", ["git", "paligemma"])
+def test_processors_whose_pictures_have_a_form_of_their_own(kind, tmp_path):
+    """GIT has no token for a picture, and its text is to go on; a PaliGemma prompt is one block."""
+    place = saved(tmp_path / kind, kind)
+    loaded = outrider.load(str(place), **LOADED)
+    model, processor = loaded.engine.target.runner.model, loaded.media.processor
+    text = "w20 w21" if kind == "git" else "<image> w20 w21"
+    found = []
+    for seed in (1, 2):
+        asked = {"prompt": text, "multi_modal_data": {"image": picture(seed)}}
+        made = processor(text=[text], images=[picture(seed)], return_tensors="pt")
+        made = {name: value for name, value in made.items() if name != "labels"}
+        with torch.inference_mode():
+            right = model.generate(**made, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+        right = right[0, made["input_ids"].shape[1] :].tolist()
+        found.append(loaded.generate(asked, GREEDY, SHORT).completions[0].token_ids)
+        assert found[-1] == right
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("kind", ["video", "video_url"])
+def test_a_video_in_a_message_is_refused_in_words(seeing, kind):
+    part = {"type": kind, kind: "clip.mp4"}
+    with pytest.raises(PromptError, match="videos in messages are not read"):
+        seeing.generate([{"role": "user", "content": [part]}], GREEDY, SHORT)

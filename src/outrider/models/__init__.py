@@ -78,10 +78,13 @@ _OWN = {
     ),
     "bloom": "outrider.models.positions:BloomRunner",
     "falcon": "outrider.models.positions:FalconRunner",
+    "git": "outrider.models.image_families:GitRunner",
     "gpt_neo": "outrider.models.positions:GPTNeoRunner",
+    **dict.fromkeys(("kosmos-2", "kosmos-2.5"), "outrider.models.image_families:KosmosRunner"),
     "mllama": "outrider.models.mllama:MllamaRunner",
     "moshi": "outrider.models.positions:MoshiRunner",
     "mpt": "outrider.models.positions:MptRunner",
+    "paligemma": "outrider.models.image_families:PaliGemmaRunner",
     "roformer": "outrider.models.positions:RoFormerRunner",
     **dict.fromkeys(
         (

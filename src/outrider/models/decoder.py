@@ -13,6 +13,7 @@ from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
+from outrider.types.multi_modal import ImageAhead
 
 if TYPE_CHECKING:
     from outrider.models.encoder_cache import EncoderCache
@@ -44,6 +45,7 @@ class MediaRunner(Protocol):
     """What a runner has besides whose model reads images or sound in its prompts."""
 
     placeholders: frozenset[int]  #: token ids that stand for images and sound
+    ahead: ImageAhead | None  #: what the model's processor leaves to be put ahead of a prompt
     known: set[frozenset[str]]  #: names of inputs that `load_checks.media` has been through
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:

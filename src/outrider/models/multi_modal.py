@@ -28,7 +28,7 @@ from outrider.models.module_tree import parts_of
 from outrider.models.tree_inputs import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output, RowStore
-from outrider.types.multi_modal import PER_TOKEN
+from outrider.types.multi_modal import PER_TOKEN, ImageAhead
 
 #: Fields of a configuration that name a token which stands for an image, a frame or sound.
 _PLACEHOLDER = re.compile(
@@ -75,6 +75,8 @@ class RowPositions(RowTable):
 class MultiModalRunner(TransformersRunner):
     """Runs a model whose prompts may hold images or sound through its own forward."""
 
+    ahead: ImageAhead | None = None  #: what its processor leaves to be put ahead of a prompt
+
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.whole = model  #: what reads images or sound
@@ -97,13 +99,13 @@ class MultiModalRunner(TransformersRunner):
                 f"{self.name} cannot read what it was given beside the prompt; got {has}; give "
                 "what the model's own processor makes of images or sound it was trained with"
             )
-        if not inputs.end(prompt):
+        if not inputs.last(prompt):
             raise PromptError(
                 "a prompt has a placeholder where an image or a sound stands; got one with "
                 f"{', '.join(names)} and without any of the tokens {sorted(self.placeholders)}; "
                 "make it with the model's processor or its chat template"
             )
-        if inputs.end(prompt) == len(prompt):
+        if inputs.last(prompt) == len(prompt):
             raise PromptError(
                 "a prompt goes on behind its last image or sound; got one that ends with a "
                 "placeholder; put text behind it"
@@ -139,7 +141,7 @@ class MultiModalRunner(TransformersRunner):
         """
         assert cache.rows == 1, "rows with images are read one by one"
         count = inputs.end(prompt)
-        tokens = torch.tensor([prompt[:count]], device=self.device)
+        tokens = self.tokens(torch.tensor([prompt[:count]], device=self.device))
         slots = torch.arange(count, device=self.device)[None]
         given = self._given(inputs.beginning(count))
         cache.begin(slots, count, 0)
@@ -170,7 +172,7 @@ class MultiModalRunner(TransformersRunner):
                     f"tokens: {first_line(error)}; give as many as the prompt has places for, as "
                     "the model's own processor makes them"
                 ) from error
-            cache.inputs = RowPositions(delta())
+            cache.inputs = RowPositions(delta() - count + tokens.shape[1])
         text = output.get("language_model_outputs", output)
         return count, self._tapped(taps, heard, text, output.logits.shape[1])
 
@@ -190,13 +192,19 @@ class MultiModalRunner(TransformersRunner):
         """The model's own forward, each row's positions counted on from its images."""
         if isinstance(cache.inputs, RowPositions):
             positions_BQ = positions_BQ + cache.inputs.delta_B[:, None]
+            positions_BQ = positions_BQ.clamp(min=0)  # of nodes that only fill a call up
         return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+
+    def tokens(self, tokens_1Q: Tensor) -> Tensor:
+        """What the model's forward is given of a prompt's tokens, or a text's."""
+        return tokens_1Q
 
     def plain_media(self, tokens_1Q: Tensor, inputs: MultiModalInputs) -> Tensor:
         """Logits of a whole text that begins with the prompt: no cache and no mask of ours."""
         given = self._given(_longer(inputs, tokens_1Q.shape[1]))
         with self._counting(), evaluating(self.whole, self._parts):
-            logits: Tensor = self.whole(input_ids=tokens_1Q, use_cache=False, **given).logits
+            ids = self.tokens(tokens_1Q)
+            logits: Tensor = self.whole(input_ids=ids, use_cache=False, **given).logits
         return logits
 
     def _given(self, kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -231,14 +239,16 @@ class MultiModalRunner(TransformersRunner):
 
 
 class InnerModelRunner(MultiModalRunner):
-    """BLIP-2 and InstructBLIP: a language model of its own class inside of one that reads images.
+    """BLIP-2, InstructBLIP: a language model of its own class inside of one that reads images.
 
     The outer forward wants images at every call, so it reads prompts with some; the inner model
     runs from there on, and reads texts without any.
     """
 
+    inside = "language_model"  #: the attribute that holds it
+
     def __init__(self, model: PreTrainedModel) -> None:
-        inner = model.language_model
+        inner = getattr(model, self.inside)
         if read(inner.config, "is_encoder_decoder", bool):
             raise UnsupportedModel(
                 f"{type(model).__name__} with a language model that is an encoder-decoder is not "
@@ -266,5 +276,7 @@ def _longer(inputs: MultiModalInputs, count: int) -> dict[str, object]:
         value = found[name]
         assert isinstance(value, Tensor)
         more = value[:, -1:] if name == "cross_attention_mask" else torch.zeros_like(value[:, :1])
+        if name == "token_type_ids" and inputs.block:  # what is written sees no token behind itself
+            more = torch.ones_like(more)
         found[name] = torch.cat([value, *[more] * (count - value.shape[1])], 1)[:, :count]
     return found

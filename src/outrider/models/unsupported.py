@@ -30,7 +30,6 @@ REASONS: dict[str, str] = {
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",
-    "paligemma": "its prompts are one block, whose tokens see what stands behind them",
     **dict.fromkeys(("nllb-moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _STREAMS),
     **dict.fromkeys(("kyutai_speech_to_text", "voxtral_realtime"), _STREAMED),

@@ -18,12 +18,14 @@ from outrider.models.foreign_errors import first_line, kind_of
 from outrider.speech import audio
 from outrider.text.images import MOST_BYTES, open_image
 from outrider.types import MultiModalInputs
+from outrider.types.multi_modal import PER_TOKEN, ImageAhead
 
 MOST_PARTS = 64  #: images and recordings of one prompt
 MOST_SECONDS = 3600.0  #: of a recording in a prompt: a small file may hold much silence
 _IMAGE = ("image", "image_url")
 _AUDIO = ("audio", "input_audio", "audio_url")
-_IDS = ("input_ids", "attention_mask")
+_VIDEO = ("video", "video_url", "input_video")
+_IDS = ("input_ids", "attention_mask", "labels")  #: what no prompt has beside it
 #: Processors that cut a recording off behind their extractor's window without a word.
 _CUT_OFF = ("Qwen2AudioProcessor", "Qwen2_5OmniProcessor")
 _RATE = 16_000  #: samples per second, where a feature extractor does not say
@@ -38,7 +40,7 @@ def has_media(prompt: object) -> bool:
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
         return False
     parts = (part for turn in prompt if isinstance(turn, Mapping) for part in _parts(turn))
-    return any(part.get("type") in (*_IMAGE, *_AUDIO) for part in parts)
+    return any(part.get("type") in (*_IMAGE, *_AUDIO, *_VIDEO) for part in parts)
 
 
 def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -63,6 +65,7 @@ class MediaProcessor:
     trust: bool = False
     pixels_alone: bool = False  #: of an encoder that reads one image and no text
     recordings_alone: bool = False  #: of an encoder that hears a recording and no text
+    ahead: ImageAhead | None = None  #: what the processor leaves to be put ahead of a prompt
 
     @cached_property
     def processor(self) -> Any:
@@ -203,7 +206,11 @@ class MediaProcessor:
         typed = {name for name, value in beside.items() if name.endswith("token_type_ids")}
         if not set(beside) - typed:  # text alone
             return list(rows[0]), None
-        return list(rows[0]), MultiModalInputs(beside, self.placeholders)
+        ids = list(rows[0])
+        if self.ahead is not None:  # tensors by token are of no other ids than the processor's
+            ids = self.ahead.of(ids, beside.get("pixel_values"))
+            beside = {name: value for name, value in beside.items() if name not in PER_TOKEN}
+        return ids, MultiModalInputs(beside, self.placeholders)
 
     def made(self, call: Any, what: str) -> tuple[list[int], MultiModalInputs]:
         """What the processor makes of a prompt with images or sound."""
@@ -234,6 +241,11 @@ class MediaProcessor:
             return {"type": "image", "image": open_image(_content(part, "image"))}
         if kind in _AUDIO:
             return {"type": "audio", "audio": self._heard(_content(part, "audio"), number)}
+        if kind in _VIDEO:
+            raise PromptError(
+                f"videos in messages are not read; got a part of type {kind!r} in prompt {number}; "
+                "give some of its frames as images, or what the model's own processor makes of it"
+            )
         raise PromptError(
             f"parts of a message are text, image, image_url, audio and input_audio; got "
             f"{kind!r} in prompt {number}; leave it out"

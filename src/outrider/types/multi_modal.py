@@ -9,16 +9,43 @@ import torch
 from torch import Tensor
 
 _CROSSED = "cross_attention_mask"  #: [1, L, images, tiles], of models with cross attention
+_PLACES = "image_embeds_position_mask"  #: [1, L]: 1 where an image stands (Kosmos)
+_TYPES = "token_type_ids"  #: [1, L]: 0 for tokens that see each other (PaliGemma)
 #: Names of tensors [1, L, ...] that have a place for each token of the prompt.
 PER_TOKEN = frozenset(
     {
         "attention_mask",
         _CROSSED,
-        "image_embeds_position_mask",
+        _PLACES,
         "mm_token_type_ids",
-        "token_type_ids",
+        _TYPES,
     }
 )
+
+
+@dataclass(frozen=True)
+class ImageAhead:
+    """An image's places ahead of a prompt whose processor has no token for them: GIT's.
+
+    token  that stands there
+    each   places of an image, or of a frame
+    end    what the processor ends a text with: it is to go on
+
+    >>> ImageAhead(0, 2, 9).of([5, 6, 9], torch.zeros(1, 3, 4, 4))
+    [0, 0, 5, 6]
+    """
+
+    token: int
+    each: int
+    end: int
+
+    def of(self, ids: list[int], pixels: object) -> list[int]:
+        """The prompt: of the processor's ids, and pixels [1, C, H, W] or frames [1, F, C, H, W]."""
+        if not isinstance(pixels, Tensor):
+            return ids
+        frames = pixels.shape[1] if pixels.dim() == 5 else 1
+        ended = len(ids) > 1 and ids[-1] == self.end
+        return [self.token] * (frames * self.each) + (ids[:-1] if ended else ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +64,34 @@ class MultiModalInputs:
     kwargs: Mapping[str, object]
     placeholders: frozenset[int]
 
-    def end(self, prompt: Sequence[int]) -> int:
+    def places(self, prompt: Sequence[int]) -> list[bool]:
+        """Which of the prompt's tokens stand for images or sound."""
+        named = self.kwargs.get(_PLACES)
+        if isinstance(named, Tensor):
+            return [bool(place) for place in named.flatten().tolist()]
+        return [token in self.placeholders for token in prompt]
+
+    def last(self, prompt: Sequence[int]) -> int:
         """How many tokens of the prompt go up to its last placeholder; 0 if it has none."""
-        places = (at for at in range(len(prompt), 0, -1) if prompt[at - 1] in self.placeholders)
-        return next(places, 0)
+        places = self.places(prompt)
+        return next((at for at in range(len(places), 0, -1) if places[at - 1]), 0)
+
+    @cached_property
+    def block(self) -> int:
+        """How many tokens begin the prompt and see each other, text behind an image included.
+
+        0 where text behind an image does not see what is behind itself. Who types an image's
+        tokens with 0, the type of text, has the whole of such a prompt typed so (PaliGemma).
+        """
+        types = self.kwargs.get(_TYPES)
+        if not isinstance(types, Tensor) or bool(types.any(-1).all()):
+            return 0
+        return types.shape[-1]
+
+    def end(self, prompt: Sequence[int]) -> int:
+        """How many tokens of the prompt are read in one call; 0 if it has no placeholder."""
+        last = self.last(prompt)
+        return max(last, self.block) if last else 0
 
     @cached_property
     def digest(self) -> int:
@@ -60,10 +111,12 @@ class MultiModalInputs:
 
     def key(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The prompt, each placeholder replaced by what it stands for: equal keys read alike."""
-        stands, digest = self.placeholders, self.digest
-        key = [digest if token in stands else token for token in prompt]
-        if _CROSSED in self.kwargs and key:  # text ahead of an image reads otherwise beside it
-            key[0] = digest - (1 + prompt[0] << 128)
+        digest = self.digest
+        places = zip(prompt, self.places(prompt), strict=True)
+        key = [digest if place else token for token, place in places]
+        if key and (_CROSSED in self.kwargs or self.block):
+            # text ahead of an image reads otherwise beside it, and in a longer block
+            key[0] = digest - (1 + prompt[0] + (self.block << 64) << 128)
         return tuple(key)
 
     def beginning(self, count: int) -> dict[str, object]:
