@@ -43,6 +43,7 @@ SOURCES = (
     "kernels.c",
     "int8.c",
     "cross.c",
+    "decoder_layers.c",
     "block.c",
     "draws.c",
     "logits.c",
