@@ -144,6 +144,7 @@ def foreign(library):
     library.write_bytes(text + hashlib.sha256(text).digest())
 
 
+@pytest.mark.one_in(2)
 @needs_cc
 @pytest.mark.parametrize("damage", [cut, emptied, overwritten, foreign])
 def test_a_damaged_library_is_built_anew(fresh, tmp_path, damage):
