@@ -93,7 +93,8 @@ def pytest_runtest_makereport():
 
 
 def pytest_runtest_logreport(report):
-    costs.add(report.nodeid, report.processor_seconds)
+    spent = getattr(report, "processor_seconds", 0.0)  # xdist's of a worker that died has none
+    costs.add(report.nodeid, spent)
 
 
 def pytest_terminal_summary(terminalreporter):
