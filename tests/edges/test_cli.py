@@ -225,6 +225,7 @@ def test_a_pipe_gets_no_colour_codes():
     assert not COLOUR.search(run.stdout + run.stderr)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("silent", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_terminal_gets_colours_unless_no_color_is_set(silent):
     more = {"NO_COLOR": "1"} if silent else {}

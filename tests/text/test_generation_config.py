@@ -39,6 +39,7 @@ def saved(path, **said):
     return type(model).from_pretrained(path)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("said", SAID, ids=lambda said: "-".join(said))
 def test_texts_are_transformers_own(tmp_path, said):
     model = saved(tmp_path, **said)
@@ -122,6 +123,7 @@ def published(tmp_path_factory, banned):
     return path
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_follows_it(published, banned, monkeypatch, capsys):
     asked = ["generate", "def f(x):\n", "--model", published, "--drafter", "root", "-n", 4]
     asked += ["--dtype", "float32", "--threads", 1, "--json"]
