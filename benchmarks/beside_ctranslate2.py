@@ -1,9 +1,12 @@
 """A Marian kind of encoder-decoder beside CTranslate2: ANNalog's molecules, greedy and five beams.
 
     OUTRIDER_MODELS=models python benchmarks/beside_ctranslate2.py [--rounds 5] [--beams 5]
+    python benchmarks/beside_ctranslate2.py --random [--texts 4]
 
 The folder holds the wheel of ANNalog in `annalog`; `pip install ctranslate2`. The model is
-converted here. All in one process on one thread each, engines in turn, one molecule at a time:
+converted here. `--random`: random weights of the shape of opus-mt's translators (six layers each,
+width 512, 32,000 tokens), 48 tokens a text: what steps take where a model is not tiny; drafts find
+nothing in such texts. All in one process on one thread each, engines in turn, one text at a time:
 processor time of the whole process, the least of the rounds. "same" counts texts that are
 transformers' own. OUTRIDER_ISA and CT2_FORCE_CPU_ISA cap either side.
 """
@@ -15,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "real"))
@@ -23,66 +26,117 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "real"))
 import annalog
 import torch
 from test_annalog import MOLECULES
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 import outrider
 from outrider import Beams, SamplingParams, Stop
 
-MOST = 98
 #: a source -> the best text's tokens, without their ends
 Arm = Callable[[list[int]], list[int]]
 
 
-def converted(model: Any, tokens: Sequence[str], folder: str) -> None:
+class Case(NamedTuple):
+    """A model, and what it reads."""
+
+    model: Callable[[], Any]  #: makes it anew
+    tokens: Sequence[str]
+    sources: list[list[int]]
+    most: int  #: tokens of a text
+    start: int
+    end: int
+
+
+def molecules() -> Case:
+    """ANNalog."""
+    wheel = annalog.wheel(os.environ["OUTRIDER_MODELS"])
+    if wheel is None:
+        sys.exit("no wheel of ANNalog in OUTRIDER_MODELS/annalog; pip download --no-deps annalog")
+    tokens = annalog.vocabulary(wheel)
+    sources = [annalog.source(tokens, one) for one in MOLECULES]
+    return Case(lambda: annalog.model(wheel), tokens, sources, 98, annalog.START, annalog.END)
+
+
+def random_weights(texts: int) -> Case:
+    """A translator's shape, and sources of 16 to 40 tokens."""
+    sizes = {"layers": 6, "attention_heads": 8, "ffn_dim": 2048}
+    sides = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
+    special = {"pad_token_id": 1, "eos_token_id": 0, "decoder_start_token_id": 1}
+    config = MarianConfig(
+        vocab_size=32000,
+        d_model=512,
+        max_position_embeddings=512,
+        activation_function="swish",
+        scale_embedding=True,
+        forced_eos_token_id=None,
+        **special,
+        **sides,
+    )
+
+    def model() -> Any:
+        torch.manual_seed(0)
+        made = MarianMTModel(config).eval()
+        made.generation_config = GenerationConfig(**special)
+        return made
+
+    random = torch.Generator().manual_seed(1)
+    lengths = [16 + 24 * number // max(texts - 1, 1) for number in range(texts)]
+    sources = [torch.randint(2, 32000, (n,), generator=random).tolist() for n in lengths]
+    return Case(model, [f"<{number}>" for number in range(32000)], sources, 48, 1, 0)
+
+
+def converted(model: Any, case: Case, folder: str) -> None:
     """The model in CTranslate2's format; its decoder begins with a token, as Bart's does."""
     from ctranslate2.converters.transformers import BartLoader
 
     model.config.normalize_before = model.config.normalize_embedding = False
     spec = BartLoader().get_model_spec(model)
+    tokens = case.tokens
     names = [*tokens, *(f"<unused {at}>" for at in range(len(tokens), model.config.vocab_size))]
     spec.register_source_vocabulary(names)
     spec.register_target_vocabulary(names)
-    spec.config.bos_token = spec.config.decoder_start_token = names[annalog.START]
-    spec.config.eos_token, spec.config.unk_token = names[annalog.END], names[0]
+    spec.config.bos_token = spec.config.decoder_start_token = names[case.start]
+    unknown = next(number for number in range(4) if number not in (case.start, case.end))
+    spec.config.eos_token, spec.config.unk_token = names[case.end], names[unknown]
     spec.config.add_source_bos = spec.config.add_source_eos = False
     spec.validate()
     spec.optimize(quantization=None)
     spec.save(folder)
 
 
-def theirs(folder: str, tokens: Sequence[str], kind: str, beams: int) -> Arm:
+def theirs(folder: str, case: Case, kind: str, beams: int) -> Arm:
     """CTranslate2's translator."""
     import ctranslate2
 
     translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=1)
-    numbers = {token: number for number, token in enumerate(tokens)}
+    numbers = {token: number for number, token in enumerate(case.tokens)}
 
     def run(source: list[int]) -> list[int]:
-        text = [[tokens[number] for number in source]]
-        done = translator.translate_batch(text, beam_size=beams, max_decoding_length=MOST)
+        text = [[case.tokens[number] for number in source]]
+        done = translator.translate_batch(text, beam_size=beams, max_decoding_length=case.most)
         return [numbers[token] for token in done[0].hypotheses[0]]
 
     return run
 
 
-def ours(speculator: Any, beams: int) -> Arm:
+def ours(speculator: Any, case: Case, beams: int) -> Arm:
     """With nothing set, or plain decoding."""
     more = {} if beams == 1 else {"beams": Beams(beams)}
 
     def run(source: list[int]) -> list[int]:
-        made = speculator.generate([source], SamplingParams(0), Stop(MOST), **more)
-        return [t for t in made.completions[0].token_ids if t != annalog.END]
+        made = speculator.generate([source], SamplingParams(0), Stop(case.most), **more)
+        return [t for t in made.completions[0].token_ids if t != case.end]
 
     return run
 
 
-def transformers_own(model: Any, beams: int) -> Arm:
+def transformers_own(model: Any, case: Case, beams: int) -> Arm:
     """transformers' `generate`."""
 
     def run(source: list[int]) -> list[int]:
         ids = model.generate(
-            torch.tensor([source]), max_new_tokens=MOST, do_sample=False, num_beams=beams
+            torch.tensor([source]), max_new_tokens=case.most, do_sample=False, num_beams=beams
         )[0, 1:].tolist()
-        return ids[: ids.index(annalog.END)] if annalog.END in ids else ids
+        return ids[: ids.index(case.end)] if case.end in ids else ids
 
     return run
 
@@ -91,29 +145,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beams", type=int, default=5)
+    parser.add_argument("--random", action="store_true", help="random weights of a larger shape")
+    parser.add_argument("--texts", type=int, default=4, help="of random weights")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    wheel = annalog.wheel(os.environ["OUTRIDER_MODELS"])
-    if wheel is None:
-        sys.exit("no wheel of ANNalog in OUTRIDER_MODELS/annalog; pip download --no-deps annalog")
-    tokens, model = annalog.vocabulary(wheel), annalog.model(wheel)
+    case = random_weights(asked.texts) if asked.random else molecules()
+    model = case.model()
     model.generation_config.max_length = None
-    sources = [annalog.source(tokens, one) for one in MOLECULES]
     loaded = {
-        kind: outrider.load(annalog.model(wheel), dtype=kind, threads=1)
-        for kind in ("float32", "int8")
+        kind: outrider.load(case.model(), dtype=kind, threads=1) for kind in ("float32", "int8")
     }
     with tempfile.TemporaryDirectory() as folder:
-        converted(model, tokens, folder)
+        converted(model, case, folder)
         for beams in (1, asked.beams):
-            arms: dict[str, Arm] = {"transformers float32": transformers_own(model, beams)}
+            arms: dict[str, Arm] = {"transformers float32": transformers_own(model, case, beams)}
             for kind, speculator in loaded.items():
-                arms[f"outrider {kind}"] = ours(speculator, beams)
+                arms[f"outrider {kind}"] = ours(speculator, case, beams)
                 if beams == 1:
-                    arms[f"outrider {kind}, plain"] = ours(speculator.plain(), beams)
-                name = f"CTranslate2 {kind}"
-                arms[name] = theirs(folder, tokens, kind, beams)
-            for line in compared(arms, sources, asked.rounds, beams):
+                    arms[f"outrider {kind}, plain"] = ours(speculator.plain(), case, beams)
+                arms[f"CTranslate2 {kind}"] = theirs(folder, case, kind, beams)
+            for line in compared(arms, case.sources, asked.rounds, beams):
                 print(line, flush=True)
 
 

@@ -43,6 +43,7 @@ def order(looks: int = 25) -> None:
     engine = cut().engine
     batch, step = measure._made_up(engine, 1, 200), engine.stepper()
     plain, *_, largest = measure._timed(engine.shapes, 1, measure.SIZES)
+    batch = measure._roomy(engine, batch, largest)
     for name, before in (("plain ones", plain), ("the largest", largest)) * 2:
         took = []
         for _ in range(looks):

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import costs
 import kept_kernels
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -79,6 +80,26 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    costs.spent = costs.processor_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Each report says what the processor worked for it, fixtures and ended processes included."""
+    report = yield
+    before, costs.spent = costs.spent, costs.processor_seconds()
+    report.processor_seconds = costs.spent - before
+    return report
+
+
+def pytest_runtest_logreport(report):
+    spent = getattr(report, "processor_seconds", 0.0)  # xdist's of a worker that died has none
+    costs.add(report.nodeid, spent)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What the tests cost, so that it is seen when they grow (CONTRIBUTING.md, "Tests")."""
+    terminalreporter.write_line(costs.told())
 
 
 def pytest_unconfigure():

@@ -53,6 +53,7 @@ def test_bigram_by_hand():
     assert np.allclose(table.probs(torch.tensor([[0]]))[0], expected, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_ngram_drafts_are_exact():
     target, _ = pair()
     rng = np.random.default_rng(0)
@@ -174,6 +175,7 @@ def _tiny_pair():
     return Speculator(Engine(target, DraftModel(draft, (1,))), _Words(), (), _Notes())
 
 
+@pytest.mark.exhaustive
 def test_trees_are_chosen_on_other_prompts_and_runs_resume(tmp_path, monkeypatch):
     speculator = _tiny_pair()
     monkeypatch.setattr(tree_tables, "size_ratio", lambda pair: 0.1)
@@ -274,6 +276,7 @@ class _Letters(_Words):
         return [ord(c) % VOCAB for c in text]
 
 
+@pytest.mark.exhaustive
 def test_alpha_agrees_with_what_engines_accept(tmp_path):
     """alpha on the target's text against accepted / examined of a long run, at T = 1 and T = 0."""
     target, small = pair(0.3)

@@ -51,6 +51,7 @@ def small(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scale", ["1", "2"])
 def test_the_command_draws_pictures_and_counts_calls(small, scale):
     words = ["images", "--images", "20", "--out", str(small), "--guidance-scale", scale]

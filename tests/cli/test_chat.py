@@ -1,6 +1,7 @@
 """`outrider chat`: a conversation by standard input, with a tiny instruct model."""
 
 import builtins
+import json
 import sys
 
 import pytest
@@ -55,6 +56,58 @@ def test_a_message_that_does_not_fit_leaves_the_talk_as_it_was(shipped, typed, m
     assert err.endswith("/new forgets the conversation\n")
     assert err.count("\n") == 1
     assert out
+
+
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}\n{% endfor %}"
+)
+
+
+def test_tools_that_a_model_may_call_and_what_they_gave(
+    shipped, typed, monkeypatch, capsys, tmp_path
+):
+    told, right = [], shipped.stream
+
+    def stream(prompts, *rest, **more):
+        ids = prompts[0]
+        words = ids if isinstance(ids[0], dict) else shipped.tokenizer.decode(ids)
+        told.append(words)
+        return right(prompts, *rest, **more)
+
+    tools, wrong = tmp_path / "tools.json", tmp_path / "wrong.json"
+    function = {"name": "add", "parameters": {"type": "object", "properties": {}}}
+    tools.write_text(json.dumps([{"type": "function", "function": function}]))
+    wrong.write_text('{"name": "add"}')
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", WITH_TOOLS)
+    monkeypatch.setattr(shipped, "stream", stream)
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
+    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "--max-new-tokens", "4"])
+    typed("/result 3", f"/tools {wrong}", f"/tools {tools}", "1 + 2?", "/result 3", "/tools", "so?")
+    cli.main()
+    out, err = capsys.readouterr()
+    assert "(it may call add)" in out
+    assert "(it may call nothing)" in out
+    assert "got /result and no answer yet" in err
+    assert "tools are a list of functions with names" in err
+    assert told[0].strip() == "[add]<user>1 + 2?"
+    assert told[1].startswith("[add]<user>1 + 2?\n<assistant>")
+    assert told[1].rstrip().endswith("<tool>3")
+    roles = [turn["role"] for turn in told[2]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"], "no tools, the same talk"
+
+
+def test_a_template_that_knows_of_no_tools(shipped, typed, monkeypatch, capsys, tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "add"}}]')
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
+    monkeypatch.setattr(sys, "argv", ["outrider", "chat"])
+    typed(f"/tools {tools}", "/tools no-such-file")
+    cli.main()
+    err = capsys.readouterr().err
+    assert "chat template says nothing of tools" in err
+    assert "no tools to read" in err
 
 
 TEMPLATE = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}\n{% endfor %}"

@@ -100,6 +100,7 @@ def test_a_drafter_of_the_documentation_loads_by_name(echo):
     assert result.stats.drafted > 0
 
 
+@pytest.mark.exhaustive
 def test_a_drafter_of_the_documentation_runs_in_the_commands(echo, outrider, tmp_path):
     code, out, err = outrider("generate", PROMPT, "-n", 8, "--drafter", "echo", "--json", *FAST)
     assert (code, err) == (0, "")
@@ -132,6 +133,7 @@ def test_a_drafter_of_the_documentation_runs_behind_generate(echo):
     assert load_arguments({"method": "echo"}) == {"drafter": "echo"}
 
 
+@pytest.mark.exhaustive
 def test_an_option_that_one_drafter_has_for_itself_reaches_it(echo, ways):
     seen = []
 

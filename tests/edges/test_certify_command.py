@@ -9,6 +9,7 @@ FEW = "--tokens 256 --samples 32 --equality-tokens 32 --effect 0.6 --rows 16".sp
 FEW += ["--threads", "1", "--json"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("given", [True, False], ids=["of a file", "made up"])
 def test_an_encoder_decoder_is_certified(outrider, folder, tmp_path, given):  # noqa: F811
     path = tmp_path / "sources.txt"

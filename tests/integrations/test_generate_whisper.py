@@ -94,7 +94,7 @@ def test_equal_to_plain_generate(way):
     assert call.total.accepted > 10
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("drafting", [{"branching": (2, 2)}, {"drafter": "dynamic_tree"}])
 def test_trees(drafting):
     model = whisper()
@@ -103,6 +103,7 @@ def test_trees(drafting):
     assert call.total.accepted > 10
 
 
+@pytest.mark.exhaustive
 def test_every_window_copies_from_the_reference_of_its_recording():
     model = whisper()
     frames, mask = features((2.3, 1.4, 3.1))
@@ -197,6 +198,7 @@ def test_silence_without_a_language_is_read_from_the_first_scores():
     same(fast["sequences"], plain["sequences"])
 
 
+@pytest.mark.exhaustive
 def test_a_decoder_alone_drafts_on_the_models_states():
     model = whisper()
     draft = WhisperForCausalLM(copy.deepcopy(model.config)).eval()

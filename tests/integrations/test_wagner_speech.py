@@ -91,7 +91,7 @@ def test_words_are_counted_after_normalisation():
     assert word_errors("fr")(["vingt-deux"], ["22"]) == 2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["own encoder", "layer of the target"])
 def test_all_tables_of_a_speech_pair(places, kind, monkeypatch):
     monkeypatch.setattr(wagner_tables, "BOUNDS", (1e3,))

@@ -15,8 +15,8 @@ void outrider_norm(
     void *);
 void outrider_gate(int64_t, int64_t, int64_t, int64_t, const void *, void *);
 int outrider_cross(
-    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, const void *,
-    const void *, const void *, void *);
+    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float,
+    const int64_t *, const void *, const void *, const void *, void *);
 int outrider_int8(
     int64_t, int64_t, int64_t, int64_t, int64_t, const void *, const int8_t *, const float *,
     const float *, void *);
@@ -106,7 +106,9 @@ static void across(int64_t B, int64_t Q, int64_t H, int64_t E, int64_t T, int is
     const int64_t bytes = B * Q * H * E * (is_half ? 2 : 4);
     void *q = made(B * Q * H * E, 0.5f, is_half), *keys = made(B * H * head, 1, is_half);
     void *values = made(B * H * head, 1, is_half), *out = malloc(bytes);
-    outrider_cross(B, Q, H, E, T, H * head, head, 1, is_half, q, keys, values, out);
+    int64_t slots[B];
+    for (int64_t b = 0; b < B; b++) slots[b] = T;
+    outrider_cross(B, Q, H, E, T, H * head, head, 1, is_half, 1, slots, q, keys, values, out);
     printf("cross %d %ld/%ld/%ld/%ld/%ld: %016lx\n", is_half, (long)B, (long)Q, (long)H, (long)E,
            (long)T, (long)digest(out, bytes));
     free(q), free(keys), free(values), free(out);

@@ -10,10 +10,13 @@ PATHS = [TREE.ancestors_BNN[0, leaf].nonzero()[:, 0] for leaf in range(3, 7)]
 
 
 class Rows:
-    """Rows that come and go; every step scores a tree in each and keeps the path 1, 3."""
+    """Rows that come and go; every step scores a tree in each and keeps the path 1, 3.
 
-    def __init__(self, model, rows, capacity=128):
-        self.model, self.capacity = model, capacity
+    `own` runs the model's own forward; None: the model does.
+    """
+
+    def __init__(self, model, rows, capacity=128, own=None):
+        self.model, self.capacity, self.own = model, capacity, own or model
         self.cache = model.open(rows, capacity).narrow(0)
         self.texts, self.sources = [], []
 
@@ -64,16 +67,16 @@ class Rows:
         """The model's own logits [4, 3, V] of the paths, each as a text of its own."""
         before = torch.tensor(text[:-1], dtype=torch.int64).expand(len(PATHS), -1)
         whole = torch.cat([before, torch.stack([drafted[path] for path in PATHS])], 1)
-        logits = self.model.runner.plain(whole, source.take([0] * len(PATHS)))
+        logits = self.own.runner.plain(whole, source.take([0] * len(PATHS)))
         return logits[:, len(text) - 1 :]
 
 
-def played(model, sources, first=0):
+def played(model, sources, first=0, own=None):
     """Four sources of different lengths in three rows join, leave and are replaced.
 
     The largest error of all. `first` begins every text.
     """
-    rows, worst = Rows(model, 3), 0.0
+    rows, worst = Rows(model, 3, own=own), 0.0
     for seat in range(3):
         rows.join(seat, sources.take([seat]), [first] + [9, 7] * (3 * seat))
         worst = max(worst, rows.step())

@@ -104,6 +104,20 @@ def test_settings_without_time_are_estimated_by_the_bytes_of_their_weights(clock
     assert scores == {(d, t): ms for d, ms in (("bfloat16", 20), ("float32", 40)) for t in (1, 2)}
 
 
+def test_without_any_time_the_first_setting_is_taken_and_nothing_is_built():
+    """A start whose kernels are late would measure, and read weights twice, for itself alone."""
+
+    def build(setting):
+        raise AssertionError(f"built {setting}")
+
+    with budget.under(Budget(0.0)):
+        found = calibrate.choose(
+            build, threads=[1], dtypes=["float32"], packings=[True, False], num_speculative_tokens=3
+        )
+    assert found.setting == Setting(1, "float32", True)
+    assert found.candidates == []
+
+
 def test_a_table_under_a_budget_that_is_over_has_one_three_and_six_nodes():
     target, small = pair()
     engine = Engine(target, DraftModel(small, (1,) * 12), None, "adaptive")
@@ -124,8 +138,8 @@ def test_rows_are_measured_as_far_as_the_budget_goes(clock, monkeypatch):
     target, small = pair()
     engine = Engine(target, DraftModel(small, (1, 1)), None, "adaptive")
     assert engine.budget.seconds == budget.SECONDS
-    assert sorted(engine.priced(8).times) == [1, 2]
-    assert sorted(engine.priced(8).times) == [1, 2]  # the rest is estimated from these
+    assert sorted(engine.priced(8).times) == [1, 4]
+    assert sorted(engine.priced(8).times) == [1, 4]  # the rest is estimated from these
 
 
 def test_costs_end_with_the_budget_behind_one_look():

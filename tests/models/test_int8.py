@@ -95,19 +95,23 @@ def test_attention_over_a_window(slots, size, dtype, error):
     keys, values = torch.randn(2, 2, 3, slots, size).to(dtype)
     q = torch.randn(2, 9, 3, size).to(dtype)
     laid = cross_attention.laid_keys(keys), cross_attention.laid_values(values)
-    out = cross_attention.attend(q, *laid, slots)
-    weights = (q.transpose(1, 2).double() @ keys.double().mT).softmax(-1)
-    expected = (weights @ values.double()).transpose(1, 2)
-    torch.testing.assert_close(out.double(), expected, rtol=error, atol=error)
+    there = torch.tensor([slots, slots - 13])
+    out = cross_attention.attend(q, *laid, there, slots, 0.5)
+    for row, seen in enumerate(there.tolist()):
+        scores = q[row].transpose(0, 1).double() @ keys[row, :, :seen].double().mT
+        expected = ((0.5 * scores).softmax(-1) @ values[row, :, :seen].double()).transpose(0, 1)
+        torch.testing.assert_close(out[row].double(), expected, rtol=error, atol=error)
 
     with pytest.raises(TypeError, match="over keys of"):
-        cross_attention.attend(q.double(), *laid, slots)
+        cross_attention.attend(q.double(), *laid, there, slots)
     for wrong in (q[:1], q[:, :, :2]):
         with pytest.raises(IndexError, match=f"{slots} slots of"):
-            cross_attention.attend(wrong, *laid, slots)
+            cross_attention.attend(wrong, *laid, there, slots)
+    with pytest.raises(IndexError, match=f"{slots} slots of"):
+        cross_attention.attend(q, *laid, there[:1], slots)
 
     def run(q_Q):
-        return cross_attention.attend(q_Q[None].expand(2, -1, -1, -1), *laid, slots)[1]
+        return cross_attention.attend(q_Q[None].expand(2, -1, -1, -1), *laid, there, slots)[1]
 
     assert alike(run, q[1])
     assert not alike(lambda q: run(q) * (1 + error * (len(q) == 1)), q[1])

@@ -68,7 +68,8 @@ def between_products():
             call.gate(state[0])
         keys, values = torch.randn(2, 2, 3, 150, 20).to(kind)
         laid = cross_attention.laid_keys(keys), cross_attention.laid_values(values)
-        cross_attention.attend(torch.randn(2, 7, 3, 20).to(kind), *laid, 150)
+        some = torch.tensor([150, 90])
+        cross_attention.attend(torch.randn(2, 7, 3, 20).to(kind), *laid, some, 150)
 
 
 def products():

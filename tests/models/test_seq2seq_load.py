@@ -10,7 +10,9 @@ from seq2seq_families import ALONE, BART, BERT, DECODERS, FAMILIES, IDS, T5, bui
 from outrider import SamplingParams, StopConditions, load
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import TreeDecoder, adapt, calibrate, runner_of
+from outrider.models.bart import BartReader
 from outrider.models.seq2seq.input_modality import there
+from outrider.models.seq2seq.reader import EncoderReader
 from outrider.models.tree_inputs import causal
 from outrider.types import Encoded, Inputs
 
@@ -30,8 +32,8 @@ def text_of(speculator, prompts=((2,), (2, 9)), sampling=None, inputs=None):
     return texts, run.stats
 
 
-def bart(seed=0, layers=2):
-    return build(own("bart", **{**BART, "decoder_layers": layers}), seed=seed)
+def bart(seed=0, layers=2, kind="bart"):
+    return build(own(kind, **{**BART, "decoder_layers": layers}), seed=seed)
 
 
 def llama():
@@ -45,14 +47,18 @@ def with_encoder_of(model, draft):
     return draft
 
 
-def counted(model):
-    """How many rows the encoder reads from here on."""
+@pytest.fixture
+def read(monkeypatch):
+    """How many rows encoders have read, whosever they are."""
     rows = []
+    for reader in (BartReader, EncoderReader):
+        right = reader.encode
 
-    def note(encoder, given, output):
-        rows.append(len(output.last_hidden_state))
+        def encode(self, inputs, right=right):
+            rows.append(len(inputs.mask_BS))
+            return right(self, inputs)
 
-    model.get_encoder().register_forward_hook(note)
+        monkeypatch.setattr(reader, "encode", encode)
     return rows
 
 
@@ -65,8 +71,11 @@ def counted(model):
         (False, True, "the target's"),
     ],
 )
-def test_a_draft_with_an_equal_encoder_attends_to_the_targets_states(equal, wish, whose):
-    target, draft = bart(), bart(seed=1, layers=1)
+@pytest.mark.parametrize("kind", ["bart", "mvp"])  # lean, and by its own forward
+def test_a_draft_with_an_equal_encoder_attends_to_the_targets_states(
+    equal, wish, whose, kind, read
+):
+    target, draft = bart(kind=kind), bart(seed=1, layers=1, kind=kind)
     if equal:
         draft = with_encoder_of(target, draft)
     options = {"shared_noise": True, "share_encoder": wish, **QUICK}
@@ -75,10 +84,9 @@ def test_a_draft_with_an_equal_encoder_attends_to_the_targets_states(equal, wish
     plain = load(target, drafter="root", rule="match", **QUICK)
     assert plain.notes.encoder is None
     expected, _ = text_of(plain)
-    mine, theirs = counted(target), counted(draft)
+    read.clear()
     assert text_of(pair)[0] == expected
-    assert sum(mine) == 2
-    assert sum(theirs) == (0 if whose == "the target's" else 2)
+    assert sum(read) == (2 if whose == "the target's" else 4)
 
 
 def test_a_decoder_alone_drafts_for_the_whole_model(tmp_path):
@@ -221,9 +229,9 @@ def test_a_draft_with_another_mel_count_reads_its_own_frames():
 
 
 @torch.inference_mode()
-def test_made_up_states_need_no_encoder():
-    target = adapt(bart())
-    read = counted(target.runner.model)
+@pytest.mark.parametrize("kind", ["bart", "mvp"])
+def test_made_up_states_need_no_encoder(kind, read):
+    target = adapt(bart(kind=kind))
     assert min(calibrate.cost(target, (1, 3), repeats=1).values()) > 0
     assert not read
 
@@ -245,7 +253,7 @@ def test_hidden_states_are_what_the_output_layer_reads(name):
     assert torch.allclose(output.hidden[1], own.decoder_hidden_states[1][:, -3:], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["T5", "BART"])
+@pytest.mark.parametrize("name", ["T5", "MVP"])
 def test_threads_share_one_model(name):
     """Patches are for one thread at a time: two caches, and plain calls between."""
     target = adapt(build(FAMILIES[name]()))

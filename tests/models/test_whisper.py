@@ -8,13 +8,15 @@ import torch
 from tiny_whisper import FRAMES, MELS, SHAPES, VOCAB, audio, whisper
 from transformers import WhisperForCausalLM
 
-import outrider.models.whisper
+import outrider.models.bart
 from outrider.errors import ConfigurationError
 from outrider.models import TreeDecoder, adapt, batch_invariance, calibrate, load_checks
 from outrider.models.attention import BatchInvariantAttention, unscaled
+from outrider.models.bart_families import fits
+from outrider.models.cross_attention import Cross
 from outrider.models.linear import can_pack
 from outrider.models.tree_inputs import causal, of_tree
-from outrider.models.whisper import Cross, WhisperRunner, fits
+from outrider.models.whisper import WhisperRunner
 from outrider.tree import branching
 from outrider.types import Encoded, Inputs
 
@@ -199,7 +201,7 @@ def test_another_path_for_narrow_calls_is_caught(monkeypatch):
 
     def padded(rows):
         steady = BatchInvariantAttention(switching, rows), batch_invariance.BatchInvariance()
-        monkeypatch.setattr(outrider.models.whisper, "steady", lambda *_: steady)
+        monkeypatch.setattr(outrider.models.bart, "steady", lambda *_: steady)
         return equal_at_all_widths(1)
 
     assert not padded(batch_invariance.PaddingPolicy())

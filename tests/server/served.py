@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from outrider.server.http_server import HttpServer
 
 NAME = "pair"
 PROMPT = "def fibonacci(n):\n"
+BODY = {"model": NAME, "prompt": PROMPT}
 
 
 class Server:
@@ -136,3 +138,25 @@ def streamed(client, prompt=PROMPT, **options):
     for chunk in write(client, prompt, **options | more):
         text += "".join(choice.text for choice in chunk.choices)
     return text, chunk
+
+
+def asked(server, body, path="/v1/completions", headers=None, method="POST"):
+    """Status and body of an answer."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    request = urllib.request.Request(server.address + path, data, method=method)
+    for name, value in ({"content-type": "application/json"} | (headers or {})).items():
+        request.add_header(name, value)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def refused(server, status, body, *words, **options):
+    """The error of an answer, which must be in the one format."""
+    code, told = asked(server, body, **options)
+    assert code == status, told
+    assert set(told["error"]) == {"message", "type", "param", "code"}
+    assert all(word in told["error"]["message"] for word in words), told
+    return told["error"]

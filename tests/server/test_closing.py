@@ -5,8 +5,7 @@ import threading
 import time
 
 import pytest
-from served import events, far, serving
-from test_refusals import BODY, asked
+from served import BODY, asked, events, far, serving
 
 
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])

@@ -12,8 +12,7 @@ import urllib.request
 
 import openai
 import pytest
-from served import NAME, PROMPT, events, far, idle, linked, streamed, write
-from test_refusals import asked
+from served import NAME, PROMPT, asked, events, far, idle, linked, streamed, write
 
 from outrider import ConfigurationError
 from outrider.server.engine_factory import EngineConfig

@@ -7,9 +7,8 @@ import numpy as np
 import openai
 import pytest
 import whispers
-from served import NAME, far, idle, serving
+from served import NAME, asked, far, idle, serving
 from test_audio import written as wav
-from test_refusals import asked
 
 BRIEF = {"model": NAME, "language": "en", "temperature": 0.4}  # by default others are tried, too
 

@@ -7,8 +7,7 @@ import threading
 import time
 
 import pytest
-from served import NAME, PROMPT, idle, serving, streamed, write
-from test_refusals import asked
+from served import NAME, PROMPT, asked, idle, serving, streamed, write
 
 BODY = {"model": NAME, "prompt": PROMPT, "ignore_eos": True, "max_tokens": 400, "seed": 1}
 MOMENT = 2.0  #: seconds; two turns and 100 ms are a tenth of it where nothing else runs

@@ -150,6 +150,7 @@ def test_compare_tells_both_times_and_that_the_texts_are_one(
     assert "the same text in 1 of 1" in err
 
 
+@pytest.mark.exhaustive
 def test_compare_times_arms_that_are_warm_each_of_them_first_in_turn(
     capsys, monkeypatch, folder, talks, tmp_path
 ):

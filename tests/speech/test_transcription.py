@@ -64,8 +64,8 @@ def test_in_8_bits_the_encoder_rounds_and_a_draft_changes_no_text():
     assert [outline(one) for one in found] == expected
     assert sum(one.stats.decoded.drafted for one in found) > 0
     encoder = plain.engine.target.runner.reader._encoder
-    assert encoder._in_int16 == (int16_attention.unfit(16) is None)
-    assert not whispers.loaded(dtype="int4").engine.target.runner.reader._encoder._in_int16
+    assert encoder.layers.in_int16 == (int16_attention.unfit(16) is None)
+    assert not whispers.loaded(dtype="int4").engine.target.runner.reader._encoder.layers.in_int16
 
 
 def test_a_reference_is_copied_window_by_window(tiny):

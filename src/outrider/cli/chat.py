@@ -1,5 +1,6 @@
 """`outrider chat`: a conversation in the terminal with any instruct model."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,8 @@ HELP = """/help           this
 /seed N         the seed of the next answers; without N a fresh one each
 /image FILE     the next question is about this image; several may be given
 /audio FILE     the same for a recording
+/tools FILE     a JSON list of tools that the model may call; without FILE none
+/result TEXT    what the call gave that the model has written; it goes on from there
 /trace          colours: what was drafted and kept, or not
 /stats          how the last answer was decoded
 /exit           leave (or Ctrl-D)
@@ -55,6 +58,7 @@ class Talk:
         self.trace, self.system = trace, ""
         self.turns: list[Message] = []
         self.media: list[Message] = []  #: what the next question is about
+        self.tools: list[Message] = []  #: what the model may call
         self.said = "nothing was said yet"
 
     def order(self, line: str) -> bool:
@@ -73,6 +77,10 @@ class Talk:
             out.print("(a new conversation)")
         elif name in ("/image", "/audio"):
             self._attach(name.removeprefix("/"), rest)
+        elif name == "/tools":
+            self._equip(rest)
+        elif name == "/result":
+            self.answer(rest, role="tool")
         elif name == "/seed":
             self._reseed(rest)
         elif name == "/trace":
@@ -92,16 +100,20 @@ class Talk:
         if self.trace:
             out.print(console.legend(out.is_terminal and not out.no_color))
 
-    def answer(self, text: str) -> None:
+    def answer(self, text: str, role: str = "user") -> None:
         """Say something and print what comes back; an answer that is stopped stays as it is.
 
-        Raises OutriderError for what the model cannot answer, and forgets it.
+        `role` "tool": what a call gave. Raises OutriderError for what the model cannot answer, and
+        forgets it.
         """
         from outrider.text.output_text import Stop
 
+        if role == "tool" and not self.turns:
+            raise PromptError("a result is of a call; got /result and no answer yet; ask first")
         told = conversation(text, self.system, self.turns, self.media)
+        told[-1]["role"] = role
         stop = Stop(self.most)
-        stream = self.speculator.stream([told], self.sampling, stop, trace=self.trace)
+        stream = self.speculator.stream([self._prompt(told)], self.sampling, stop, trace=self.trace)
         written, colour = "", out.is_terminal and not out.no_color
         try:
             for block in stream:
@@ -124,6 +136,25 @@ class Talk:
 
     def _decode(self, token: int) -> str:
         return console.written(self.speculator.tokenizer, token)
+
+    def _prompt(self, told: list[Message]) -> Any:
+        """A conversation as it is, or as the template writes it where the model has tools."""
+        if not self.tools:
+            return told
+        from outrider.text.tokens import chat as templated
+
+        if self.speculator.media is not None and any(is_media(turn) for turn in told):
+            raise PromptError("tools and files are not said together; got both; give one of them")
+        return templated(self.speculator.tokenizer, told, template={"tools": self.tools})
+
+    def _equip(self, rest: str) -> None:
+        try:
+            self.tools = read_tools(Path(rest), self.speculator) if rest else []
+        except OutriderError as error:
+            fail(str(error))
+            return
+        names = ", ".join(str(tool["function"]["name"]) for tool in self.tools)
+        out.print(f"(it may call {names or 'nothing'})", markup=False)
 
     def _attach(self, kind: str, rest: str) -> None:
         try:
@@ -149,6 +180,46 @@ def attached(images: Sequence[Path], recordings: Sequence[Path]) -> list[Message
                 raise PromptError(f"no {kind} to read; got {str(path)!r}; check the path")
             parts.append({"type": kind, kind: str(path)})
     return parts
+
+
+def is_media(turn: Message) -> bool:
+    """Whether a message has parts that are no text.
+
+    >>> is_media({"role": "user", "content": "Hello"})
+    False
+    """
+    return not isinstance(turn["content"], str)
+
+
+def read_tools(file: Path, speculator: "Speculator") -> list[Message]:
+    """The tools of a JSON file, as OpenAI's clients write them.
+
+    Raises PromptError for another file, and for a model whose chat template knows of no tools.
+    """
+    try:
+        found: Any = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        do = "write a JSON list of tools"
+        raise PromptError(f"no tools to read; got {str(file)!r} ({error}); {do}") from error
+    named = isinstance(found, list) and all(
+        isinstance(tool, dict)
+        and isinstance(tool.get("function"), dict)
+        and isinstance(tool["function"].get("name"), str)
+        for tool in found
+    )
+    if not named or not found:
+        raise PromptError(
+            f"tools are a list of functions with names; got another thing in {str(file)!r}; write "
+            '[{"type": "function", "function": {"name": "...", "parameters": {...}}}]'
+        )
+    template = speculator.tokenizer.chat_template if speculator.tokenizer is not None else None
+    if "tools" not in str(template):
+        raise PromptError(
+            "this model's chat template says nothing of tools; got /tools; use a model that was "
+            "trained to call them"
+        )
+    tools: list[Message] = found
+    return tools
 
 
 def conversation(
@@ -255,11 +326,11 @@ def chat(
             continue
         if not text.strip():
             continue
-        if text.startswith("/"):
-            if not talk.order(text.strip()):
-                return
-            continue
         try:
+            if text.startswith("/"):
+                if not talk.order(text.strip()):
+                    return
+                continue
             talk.answer(text)
         except OutriderError as error:  # the talk so far stays
             fail(f"{error}; /new forgets the conversation")

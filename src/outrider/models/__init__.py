@@ -19,6 +19,7 @@ from outrider.models import recurrent
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from outrider.models.bart import BartRunner
     from outrider.models.chain import ChainRunner
     from outrider.models.decoder import TreeDecoder
     from outrider.models.hf import TransformersRunner
@@ -167,18 +168,15 @@ def adapt(
     """
     import torch
 
-    from outrider.models import llama, placement, unsupported, weight_packing
+    from outrider.models import bart_families, llama, placement, unsupported, weight_packing
     from outrider.models.decoder import TreeDecoder
     from outrider.models.llama import LlamaRunner
 
     unsupported.check(model)
     # weights that are fetched for a call cannot be laid out: its own forward runs them
     on_cpu = torch.device(model.device).type == "cpu" and not placement.offloaded(model)
-    if on_cpu and model.config.model_type == "whisper":
-        from outrider.models import whisper
-
-        if whisper.fits(model):
-            return TreeDecoder(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
+    if on_cpu and bank is None and reads_more(model.config) and bart_families.fits(model):
+        return TreeDecoder(_lean(model)(model, packed, shares, int8), vocab_size)
     kind = model.config.model_type
     ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
     if on_cpu and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
@@ -205,6 +203,17 @@ def adapt(
     if made is not None and not int8:
         driven.packed, driven.means = True, f"{driven.means}, its linear layers packed"
     return TreeDecoder(driven, vocab_size, bank)
+
+
+def _lean(model: "PreTrainedModel") -> "type[BartRunner]":
+    """The class that runs one of `bart_families.FAMILIES` on a CPU."""
+    if model.config.model_type == "whisper":
+        from outrider.models.whisper import WhisperRunner
+
+        return WhisperRunner
+    from outrider.models.bart import BartRunner
+
+    return BartRunner
 
 
 def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":

@@ -249,7 +249,8 @@ def choose(
     reverse order, and keep their least time: a busy neighbour's second falls on one of them.
 
     Where the budget ends before all are timed, the rest are estimated from the fastest that was, by
-    the bytes that their weights take: reading them is what a step of a few nodes waits for.
+    the bytes that their weights take: reading them is what a step of a few nodes waits for. Where
+    it ends before the first is built, that one is taken.
     """
     import torch
 
@@ -267,6 +268,8 @@ def choose(
     scores: dict[Setting, float] = {}
     every = left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
     allowed = budget.current()
+    if allowed.over():
+        return Calibration(left[0], [])
     try:
         with allowed.measuring("how fast the model runs"), allowed.part(_SHARE):
             for _ in range(_PASSES):

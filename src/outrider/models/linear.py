@@ -16,7 +16,7 @@ from outrider.models import batch_invariance, weight_only
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.cpu_kernels import tile_kernels
 from outrider.models.cpu_kernels.int8 import Int8Product
-from outrider.models.cpu_kernels.packed_linear import PackedLinear
+from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
 from outrider.models.weight_only import WeightOnlyTensor, in_8_bits
 
 Product = Callable[[Tensor], Tensor]
@@ -50,6 +50,7 @@ def product(
     packed: bool = False,
     int8: bool = False,
     wide: bool = False,
+    compiled: bool = False,
 ) -> Product:
     """x -> x @ weight.T + bias for x [..., I], the weight [O, I] packed, to 8 bits or as it is.
 
@@ -66,6 +67,13 @@ def product(
     if tile_kernels.unsupported_reason(weight) is None and weight.numel():
         return tile_kernels.TileProduct(weight, bias, wide)
     weight = weight.detach().contiguous()
+    if (
+        compiled
+        and packed
+        and weight.dtype is torch.float32
+        and not weight_only.unfit(weight.device)
+    ):
+        return PackedLinear(PackedWeight.from_dense(weight, "f32"), bias)
     bias = None if bias is None else bias.detach()
     run = _made(weight, bias, packed)
     if not batch_invariance.applies_to(weight.dtype, weight.device):
@@ -151,6 +159,7 @@ def fused(
     int8: bool = False,
     wide: bool = False,
     int8_activations: bool = False,
+    compiled: bool = False,
 ) -> Product:
     """Several layers over the same x as one product, their outputs side by side.
 
@@ -164,11 +173,11 @@ def fused(
         biases = [part.bias for part in parts]
         return weight_only.product(weights, biases, scales, int8, int8_activations)
     if len(parts) == 1 and scales[0] == 1.0:  # nothing to copy
-        return product(parts[0].weight, parts[0].bias, packed, int8, wide)
+        return product(parts[0].weight, parts[0].bias, packed, int8, wide, compiled)
     each = list(zip(parts, scales, strict=True))
     weight = torch.cat([p.weight.detach() * scale for p, scale in each])
     if all(p.bias is None for p in parts):
-        return product(weight, None, packed, int8, wide)
+        return product(weight, None, packed, int8, wide, compiled)
     biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts]
     bias = torch.cat([b.detach() * scale for b, scale in zip(biases, scales, strict=True)])
-    return product(weight, bias, packed, int8, wide)
+    return product(weight, bias, packed, int8, wide, compiled)

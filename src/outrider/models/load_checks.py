@@ -18,7 +18,15 @@ from outrider.models.prefill import ingest
 from outrider.models.token_bytes import name_of
 from outrider.models.tree_inputs import causal, of_tree
 from outrider.tree import branching, chain
-from outrider.types import Inputs, LanguageModel, MultiModalInputs, RowStore, Tokenizer, Tree
+from outrider.types import (
+    Encoded,
+    Inputs,
+    LanguageModel,
+    MultiModalInputs,
+    RowStore,
+    Tokenizer,
+    Tree,
+)
 
 CAPACITY = 128
 _LONG = 70  #: tokens of a text that is longer than what layers with states read at once
@@ -264,7 +272,15 @@ def _paths(model: TreeDecoder, tree: Tree) -> float | None:
     device = torch.device(model.device)
     lengths = [9, 6]
     longest, inputs = max(lengths), model.probe(len(lengths))
-    if inputs is not None:
+    heard = range(len(lengths))  # the rows whose source is read, by both forwards
+    if inputs is not None and bool(inputs.mask_BS.all()):
+        one, rest = model.encode(_raw(model, inputs.take([0]))), inputs.take([1])
+        if _alike(one.encoded, rest.encoded):  # no padding to mistake: made-up states do for a row
+            heard = range(1)
+        else:
+            rest = model.encode(_raw(model, rest))
+        inputs = one.put([1], rest)
+    elif inputs is not None:
         inputs = model.encode(_raw(model, inputs))
     steps = torch.arange(longest + tree.nodes, device=device)
     tokens = ordinary(torch.stack([steps * 7, steps * 5 + 4]), model.vocab_size)
@@ -276,7 +292,7 @@ def _paths(model: TreeDecoder, tree: Tree) -> float | None:
             path = tree.ancestors_BNN[0, node].nonzero()[:, 0]
             whole = torch.cat([tokens[row, :length], drafted[row, path]])[None]
             given = source
-            if source is not None and node == tree.levels[-2]:
+            if source is not None and row in heard and node == tree.levels[-2]:
                 given = _raw(model, source)  # once a row: an encoder takes longer than all of this
             logits = model.runner.plain(whole, given)
             if logits is None:
@@ -336,6 +352,13 @@ def _rounds(model: TreeDecoder) -> float:
 def _raw(model: TreeDecoder, inputs: Inputs) -> Inputs:
     """The inputs as they come, to be read by the model's own encoder if it has one."""
     return inputs._replace(encoded=None) if model.reads == "source" else inputs
+
+
+def _alike(one: Encoded | None, other: Encoded | None) -> bool:
+    """Whether both are states of one shape, all of them there."""
+    if one is None or other is None or one.states_BTE.shape != other.states_BTE.shape:
+        return False
+    return bool(one.mask_BT.all() & other.mask_BT.all())
 
 
 def _gap(scores: Tensor, expected: Tensor) -> float:

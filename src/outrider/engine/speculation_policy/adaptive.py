@@ -22,6 +22,7 @@ from outrider.engine.speculation_policy.estimates import (
     LOOKS,
     Backoff,
     CostModel,
+    ReadingCredit,
     RowMemory,
     StepPrices,
 )
@@ -34,7 +35,9 @@ from outrider.engine.speculation_policy.protocol import (
 from outrider.errors import ConfigurationError
 from outrider.types import DraftShape
 
-SURE = 2.0  #: what reading must be expected to bring, of what it takes
+SURE = 2.0  #: what reading must be expected to bring, of what it takes, by a guess
+KNOWN, SURE_KNOWN = 32, 1.5  #: looks behind which it is no guess, and what it must bring then
+LOOK = 0.25  #: of reading: what the first look behind it may cost
 AHEAD = 256  #: tokens that a row without a budget is expected to write yet
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
 ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too little is not asked
@@ -47,8 +50,9 @@ POOLED = 0.998  #: what a look of any row counts for beside the next one
 class SharedEstimates:
     """What rows have shown together: what is believed of each before it has shown anything.
 
-    For rows whose texts do not depend on what is drafted, beside others: a batch knows after a step
-    what one row learns in many. Greedy and sampled rows have one each. `before` is what earlier
+    For rows whose texts do not depend on what is drafted: a batch knows after a step what one row
+    learns in many, and a request what those before it have shown. Greedy and sampled rows have one
+    each. `before` is what earlier
     runs have shown, which is worth no more than a few looks of this one, as texts differ.
 
     >>> earlier = SharedEstimates()
@@ -58,13 +62,14 @@ class SharedEstimates:
     True
     """
 
-    __slots__ = ("_before", "_found", "_level")
+    __slots__ = ("_before", "_found", "_level", "_looks")
 
     def __init__(self, before: "SharedEstimates | None" = None) -> None:
         levels, founds = (LEVEL, LEVEL), (1.0, 1.0)
         if before is not None:
             levels, founds = before.levels, before.supplies
         self._before = before
+        self._looks = [0, 0]
         self._level = AcceptanceStats(levels, LOOKS, POOLED)
         self._found = AcceptanceStats(founds, LOOKS, POOLED)
 
@@ -78,8 +83,14 @@ class SharedEstimates:
         """The chance that there is a draft where one is asked for, of sampled and greedy rows."""
         return self._found.chance(False), self._found.chance(True)
 
+    def looks(self, greedy: bool) -> int:
+        """Drafted tokens of such rows that were looked at, in earlier runs, too."""
+        return self._looks[greedy] + (0 if self._before is None else self._before.looks(greedy))
+
     def saw(self, greedy: bool, depth: int, kept: int) -> None:
         """Of a draft so deep, so many levels were kept."""
+        if self._before is None:  # it is told of all
+            self._looks[greedy] += min(kept + 1, depth)
         for at in range(min(kept + 1, depth)):
             self._level.saw(greedy, at < kept)
         if self._before is not None:
@@ -95,14 +106,21 @@ class SharedEstimates:
 class AdaptiveState:
     """What a run of `Adaptive` has shown so far."""
 
-    def __init__(self, shapes: Sequence[DraftShape], costs: Costs, before: SharedEstimates) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[DraftShape],
+        costs: Costs,
+        before: SharedEstimates,
+        credit: ReadingCredit,
+    ) -> None:
         drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
         self.drafts = tuple(drafts)
         self.deepest = max((shape.max_depth for shape in drafts), default=0)
         self.plain = next(shape for shape in shapes if not shape.max_depth)
         self.prices, self.costs = CostModel(costs, drafts), costs
         self.rows: dict[int, RowMemory] = {}
-        self.pool, self.wait = SharedEstimates(before), Backoff()
+        self.before, self.pool = before, SharedEstimates(before)
+        self.wait, self.credit = Backoff(), credit
         self.view, self.context = BatchView(()), 0  #: of the step under way
         self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
@@ -136,12 +154,12 @@ class AdaptiveState:
 class Adaptive:
     """The shape that is worth most by what a row has shown and by measured costs, or none.
 
-    Acceptance is learnt row by row: what one row shows counts for another only in a batch whose
-    texts do not depend on it, until that one has shown more itself. Where nothing pays, a drafter
-    that cannot foresee is looked at again after 8, 16, 32, 64 plain steps, and one that foresees
-    far too little for a batch is asked again after a step for every `ROWS` rows. Greedy, placed and
-    coupled texts never depend on the choice; other sampled texts follow from the seed and the
-    costs. docs/planner.md says what the choice may depend on, and why.
+    Acceptance is learnt row by row: what one row shows counts for another, beside it or after it,
+    only where no text depends on it, and until that one has shown more itself. Where nothing pays,
+    a drafter that cannot foresee is looked at again after 8, 16, 32, 64 plain steps, and one that
+    foresees far too little for a batch is asked again after a step for every `ROWS` rows. Greedy,
+    placed and coupled texts never depend on the choice; other sampled texts follow from the seed
+    and the costs. docs/planner.md says what the choice may depend on, and why.
 
     >>> from outrider.engine.request import Request
     >>> from outrider.types import PLAIN
@@ -155,6 +173,9 @@ class Adaptive:
     _before: SharedEstimates = field(
         init=False, repr=False, compare=False, default_factory=SharedEstimates
     )
+    _credit: ReadingCredit = field(
+        init=False, repr=False, compare=False, default_factory=ReadingCredit
+    )
 
     def open(self, shapes: Sequence[DraftShape], costs: Costs | None) -> AdaptiveState:
         """Nothing is known yet of its rows. Raises ConfigurationError without costs."""
@@ -163,7 +184,7 @@ class Adaptive:
                 "the adaptive planner weighs tokens against milliseconds; got no costs; give "
                 "Engine(..., costs=...), or leave the planner out"
             )
-        return AdaptiveState(shapes, costs, self._before)
+        return AdaptiveState(shapes, costs, self._before, self._credit)
 
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
@@ -181,7 +202,9 @@ class Adaptive:
                 state.pause -= 1
                 return state.plain
         memories = [state.memory(row) for row in rows]
-        levels = state.pool.levels if view.free and len(rows) > 1 else (LEVEL, LEVEL)
+        levels = (LEVEL, LEVEL)
+        if view.free:  # what a row shows is its own already: alone it is not told it once more
+            levels = state.pool.levels if len(rows) > 1 else state.before.levels
         gains = [
             memory.gains(row, state.drafts, state.deepest, levels[memory.greedy])
             for row, memory in zip(rows, memories, strict=True)
@@ -203,6 +226,8 @@ class Adaptive:
         state.predicted += took + reading
         state.steps += 1
         state.bare += step.nodes == 1
+        if step.nodes == 1 and view.free:
+            state.credit.earn(1)
         for block in step.blocks:
             memory = state.rows.get(block.row)
             if memory is None:
@@ -276,11 +301,15 @@ def _jointly(
     if best >= 0 and reading:
         each = 1 + total[best] / len(rows)
         worth = total[best] - rate * prices.more[best]
-        if worth * _ahead(rows) / each < SURE * reading:
+        known = min(state.pool.looks(memory.greedy) for memory in memories) >= KNOWN
+        if worth * _ahead(rows) / each < (SURE_KNOWN if known else SURE) * reading:
             best = -1
     if best >= 0:
         state.wait.reset()
+        state.credit.paid()
         state.rests = ()
+    elif reading and (look := _look(state, prices, rate)) >= 0:
+        return look
     elif rows[0].foresee is None:
         loses = max(rate * prices.more[0] - total[0], 0.0) + reading
         return 0 if _due(state, loses / (rate * prices.plain)) else -1
@@ -289,6 +318,19 @@ def _jointly(
         far = all(needed * more > gain for gain, more in zip(total, prices.more, strict=True))
         state.rests, state.pause = _who(state), len(rows) // ROWS if far else 0
     return best
+
+
+def _look(state: AdaptiveState, prices: StepPrices, rate: float) -> int:
+    """A draft to look at where a draft model has to read first, -1: none now.
+
+    It is as large as what reading costs lets it be: if it is kept it pays, and tells the most.
+    """
+    rows = state.view.rows
+    reading, plain = rate * state.reading, rate * prices.plain
+    fitting = [at for at, more in enumerate(prices.more) if rate * more <= LOOK * reading]
+    look = max(fitting, default=0)
+    loses, ahead = reading + rate * prices.more[look], _ahead(rows) * len(rows)  # tokens
+    return look if state.credit.spend(loses / plain, ahead / plain) else -1
 
 
 def _who(state: AdaptiveState) -> tuple[int, ...]:

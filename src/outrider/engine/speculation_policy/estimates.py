@@ -144,6 +144,8 @@ RISE = tuple(0.3 * min(at, 8) / 8 for at in range(BUCKETS))
 SUPPLY = 2.0  #: steps for which a drafter is believed to find something whenever it is asked
 FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
 RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it was waited for
+WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
+VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
 
@@ -177,6 +179,44 @@ class Backoff:
     def reset(self) -> None:
         """Drafts pay."""
         self._waited, self._length = 0, FIRST
+
+
+class ReadingCredit:
+    """What looks may cost where a draft model has to read a prompt before it can be looked at.
+
+    Plain steps of all requests earn it, so that finding out costs `RISK` of them; it doubles with
+    every look that was in vain. No request pays more than `WORST` of what it has yet to write.
+
+    >>> credit = ReadingCredit()
+    >>> credit.spend(12.0, 512), credit.earn(700), credit.spend(12.0, 192), credit.spend(12.0, 512)
+    (False, None, False, True)
+    >>> credit.earn(700), credit.spend(12.0, 512), credit.earn(700), credit.spend(12.0, 512)
+    (None, False, None, True)
+    """
+
+    __slots__ = ("_steps", "_vain")
+
+    def __init__(self) -> None:
+        self._steps, self._vain = 0.0, 1
+
+    def earn(self, steps: float) -> None:
+        """So many plain steps were made."""
+        self._steps += steps
+
+    def spend(self, loses: float, ahead: float) -> bool:
+        """Whether there may be a look now.
+
+        loses  plain steps that it loses at most
+        ahead  plain steps that the request has before it
+        """
+        if loses > WORST * ahead or loses * self._vain > RISK * self._steps:
+            return False
+        self._steps, self._vain = 0.0, min(2 * self._vain, VAIN)
+        return True
+
+    def paid(self) -> None:
+        """Drafts are worth what is read for them."""
+        self._vain = 1
 
 
 class AcceptanceEstimate:

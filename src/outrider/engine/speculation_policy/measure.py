@@ -2,9 +2,9 @@
 
 The drafter proposes, the target scores, the rule verifies and all is committed, as in a run; the
 text repeats itself, so that a drafter that copies has what to copy. On a CPU every step starts from
-a copy of the same rows. A size's cost is the plain step's by the median of what it took of the
-plain step in its own round: a machine's pace changes with what else it does. More nodes never cost
-less, as fewer could be padded.
+a copy of the same rows, which have made room for the largest. A size's cost is the plain step's by
+the median of what it took of the plain step in its own round: a machine's pace changes with what
+else it does. More nodes never cost less, as fewer could be padded.
 
 A start has a budget (`models.budget`). Under one that ends early fewer sizes are timed, one, three
 and six nodes at least, which show how a step grows. A line is drawn between them, and behind them
@@ -40,9 +40,10 @@ KEY = (3, 6)  #: what is timed beside a plain step where there is time for littl
 CONTEXTS = (64, 448)  #: committed tokens of a row
 UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
 ROUNDS, ENOUGH = 3, 8  #: looks at each size behind the one that warms up, at least and at most
-SECONDS = 2.0  #: that more looks than the least may take
+IN_A_START = 2  #: of them, at least, under a budget that ends
+SECONDS = 1.0  #: that more looks than the least may take
 MOST_ROWS = 16  #: of a batch that is measured
-_ROUND = 10.0  #: times a plain step, for each size: what two rounds take, copies included
+_ROUND = 6.0  #: times a plain step, for each size: what two rounds take, copies included
 _LONGER = 60.0  #: times a plain step: what measuring at a longer context takes at least
 _PERIOD = 29  #: tokens of the made-up text before it repeats itself
 _IN_A_ROW = 4  #: steps that are timed together on a device
@@ -81,14 +82,16 @@ class Stepping(Protocol):
 
 
 def upto(max_num_seqs: int) -> list[int]:
-    """The numbers of rows that are measured; more, up to so many, are estimated from these.
+    """The numbers of rows that are measured; others, up to so many, are estimated from these.
 
-    >>> upto(5), upto(1000)
-    ([1, 2, 4, 8], [1, 2, 4, 8, 16])
+    By fours, as a step's cost grows evenly between them and a start has little time.
+
+    >>> upto(2), upto(5), upto(1000)
+    ([1, 2], [1, 4, 8], [1, 4, 16])
     """
-    rows = [1]
-    while rows[-1] < min(max_num_seqs, MOST_ROWS):
-        rows.append(2 * rows[-1])
+    rows, most = [1], min(max_num_seqs, MOST_ROWS)
+    while rows[-1] < most:
+        rows.append(4 * rows[-1] if 2 * rows[-1] < most else 2 * rows[-1])
     return rows
 
 
@@ -121,17 +124,18 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
     device, step = torch.device(engine.target.device), engine.stepper()
     allowed = budget.current()
 
-    def look(shape: DraftShape) -> tuple[int, float]:
+    def look(rows: Batch, shape: DraftShape) -> tuple[int, float]:
         if device.type == "cuda":
-            return _on_cuda(step, batch, shape)
-        return _on_cpu(engine, step, batch, shape)
+            return _on_cuda(step, rows, shape)
+        return _on_cpu(engine, step, rows, shape)
 
-    beyond = 0
+    beyond, least = 0, IN_A_START if allowed.limited else ROUNDS
     if allowed.limited:
-        plain = look(PLAIN)[1] / 1e3
+        plain = look(_with_room(engine, batch, [PLAIN]), PLAIN)[1] / 1e3
         if allowed.left < _ROUND * len(shapes) * plain:
             beyond = max(shape.max_nodes for shape in shapes)
             shapes = _timed(engine.shapes, batch.rows, KEY, largest=False)
+    start = _with_room(engine, batch, shapes)
     rounds: list[dict[int, float]] = []
     until = time.monotonic() + SECONDS
     for count in range(ENOUGH + 1):
@@ -141,7 +145,7 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
             if engine.room.fitting(shape) is not shape:
                 continue
             try:
-                nodes, each = look(shape)
+                nodes, each = look(start, shape)
             except (MemoryError, RuntimeError) as error:
                 if not engine.room.lost(shape, error):
                     raise
@@ -149,7 +153,7 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
             took[nodes] = min(each, took.get(nodes, each))
         if count or allowed.over():
             rounds.append(took)
-        if allowed.over() or (len(rounds) >= ROUNDS and time.monotonic() > until):
+        if allowed.over() or (len(rounds) >= least and time.monotonic() > until):
             break
     return _beyond(_of_plain(rounds), beyond)
 
@@ -182,14 +186,28 @@ def _of_plain(rounds: Sequence[dict[int, float]]) -> Curve:
 
 
 def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
-    """Nodes and milliseconds of a step of these rows' copy, behind another one."""
-    state = _roomy(engine, batch, shape)
+    """Nodes and milliseconds of a step of these rows' copy."""
+    state = batch.take(range(batch.rows))
     device = state.context.length_B.device
     started = _clock(device)
     if engine.foreseeing is not None:
         engine.foreseeing.foresee(state.memory, state.context)
     made = step(state, shape)
     return made.draft.tree.nodes, 1e3 * (_clock(device) - started)
+
+
+def _with_room(engine: Stepping, batch: Batch, shapes: Sequence[DraftShape]) -> Batch:
+    """These rows as steps of all the shapes find them, but of those there is no memory for."""
+    if torch.device(engine.target.device).type == "cuda":
+        return batch
+    for shape in sorted(shapes, key=lambda shape: shape.max_nodes, reverse=True):
+        if engine.room.fitting(shape) is shape:
+            try:
+                return _roomy(engine, batch, shape)
+            except (MemoryError, RuntimeError) as error:
+                if not engine.room.lost(shape, error):
+                    raise
+    return batch
 
 
 def _roomy(engine: Stepping, batch: Batch, shape: DraftShape) -> Batch:

@@ -43,6 +43,7 @@ SOURCES = (
     "kernels.c",
     "int8.c",
     "cross.c",
+    "decoder_layers.c",
     "block.c",
     "draws.c",
     "logits.c",
@@ -62,7 +63,9 @@ TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES,
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi")
 LINKS = ("-lm",)
-PATIENCE = 20.0  #: seconds from its start that a load waits for a library that is being compiled
+#: Seconds from its start that a load waits for a library that is being compiled; fewer where that
+#: takes from the only core what the load itself needs.
+PATIENCE = 20.0 if calibrate.cores() > 1 else 10.0
 _LOWEST = 19  #: of a process's priorities
 _TELLS = 2.0  #: seconds of waiting after which a line says what for
 _LIMIT = 900.0  #: seconds that a build may take, in the background, before it is given up

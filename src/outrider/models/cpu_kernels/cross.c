@@ -1,4 +1,4 @@
-/* Attention over all keys and values of a window, in bfloat16 or float32 on a CPU.
+/* Attention over all keys and values of a source, in bfloat16 or float32 on a CPU.
  *
  * What is read lies in the order in which it is read and is widened on the way; sums are float32. A
  * query is computed in one order whatever stands beside it: blocks of queries share what they read.
@@ -130,16 +130,16 @@ static void answer(
 #undef FEW
 }
 
-/* softmax(q k') v over all T slots of each row: out and q [B, Q, H, E'].
+/* softmax(scale q k') v over the first `slots` [B] of each row, of T: out and q [B, Q, H, E'].
  *
  * Keys of a head are [T / 16, E, 16], values [T, E]; `seat` and `head` are numbers from one row, one
  * head to the next. All are bfloat16 or, without `is_half`, float32. Returns 1 without memory. */
 int outrider_cross(
-    int64_t batch, int64_t queries, int64_t heads, int64_t size, int64_t slots, int64_t seat,
-    int64_t head, int64_t threads, int64_t is_half, const void *q, const void *keys,
-    const void *values, void *out) {
+    int64_t batch, int64_t queries, int64_t heads, int64_t size, int64_t most, int64_t seat,
+    int64_t head, int64_t threads, int64_t is_half, float scale, const int64_t *slots,
+    const void *q, const void *keys, const void *values, void *out) {
     const int64_t wide = (size + LANES - 1) / LANES * LANES;
-    const int64_t row = (slots + LANES - 1) / LANES * LANES;
+    const int64_t row = (most + LANES - 1) / LANES * LANES;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -155,7 +155,9 @@ int outrider_cross(
                 for (int64_t i = 0; i < few; i++)
                     widen(query + i * wide, q, ((b * queries + first + i) * heads + h) * size, size,
                           wide, is_half);
-                answer(sums, query, keys, values, at, slots, wide, room, few, is_half);
+                for (int64_t i = 0; i < few * wide; i += LANES)
+                    put(query + i, mul(get(query + i), all(scale)));
+                answer(sums, query, keys, values, at, slots[b], wide, room, few, is_half);
                 for (int64_t i = 0; i < few; i++)
                     for (int64_t e = 0; e < size; e += LANES) {
                         int64_t left = size - e < LANES ? size - e : LANES;

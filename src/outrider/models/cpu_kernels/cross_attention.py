@@ -1,4 +1,4 @@
-"""Attention over all keys and values of a window, compiled for bfloat16 and float32.
+"""Attention over all keys and values of rows' sources, compiled for bfloat16 and float32.
 
 Sums are float32, in one order whatever stands beside a query (`cross.c`). torch's products over the
 1,500 states of a window round several queries otherwise than one, and take longer: four times in
@@ -15,7 +15,7 @@ from outrider.models.cpu_kernels import build
 from outrider.models.cpu_kernels.int8 import LANES, whole_lanes
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_CROSS = (_WHOLE,) * 9 + (_POINTER,) * 4
+_CROSS = (*(_WHOLE,) * 9, ctypes.c_float, *(_POINTER,) * 5)
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -38,24 +38,32 @@ def laid_values(values_BHTE: Tensor) -> Tensor:
     return _padded(values_BHTE).flatten(2)
 
 
-def attend(q_BQHE: Tensor, keys_BHX: Tensor, values_BHX: Tensor, slots: int) -> Tensor:
-    """softmax(q k') v over all `slots` of each row, [B, Q, H, E]."""
+def attend(
+    q_BQHE: Tensor,
+    keys_BHX: Tensor,
+    values_BHX: Tensor,
+    slots_B: Tensor,
+    most: int,
+    scale: float = 1.0,
+) -> Tensor:
+    """softmax(scale q k') v over the first `slots_B` (int64) of each row's `most`, [B, Q, H, E]."""
     run = build.function("outrider_cross", _CROSS)
     q = q_BQHE.contiguous()
     out = torch.empty_like(q)
     batch, _, heads, size = q.shape
-    laid = batch, heads, whole_lanes(slots) * whole_lanes(size)
-    if not keys_BHX.shape == values_BHX.shape == laid:
-        raise IndexError(f"{slots} slots of {list(q.shape)} queries in {list(keys_BHX.shape)}")
+    laid = batch, heads, whole_lanes(most) * whole_lanes(size)
+    if not keys_BHX.shape == values_BHX.shape == laid or slots_B.shape != (batch,):
+        raise IndexError(f"{most} slots of {list(q.shape)} queries in {list(keys_BHX.shape)}")
     if not keys_BHX.dtype == values_BHX.dtype == q.dtype:
         raise TypeError(f"queries of {q.dtype} over keys of {keys_BHX.dtype}")
     seat, head, _ = keys_BHX.stride()
     failed = run(
-        *q.shape, slots, seat, head, torch.get_num_threads(), q.dtype == torch.bfloat16,
-        q.data_ptr(), keys_BHX.data_ptr(), values_BHX.data_ptr(), out.data_ptr(),
+        *q.shape, most, seat, head, torch.get_num_threads(), q.dtype == torch.bfloat16, scale,
+        slots_B.data_ptr(), q.data_ptr(), keys_BHX.data_ptr(), values_BHX.data_ptr(),
+        out.data_ptr(),
     )  # fmt: skip
     if failed:
-        raise MemoryError(f"no memory for the scores of {slots} slots")
+        raise MemoryError(f"no memory for the scores of {most} slots")
     return out
 
 

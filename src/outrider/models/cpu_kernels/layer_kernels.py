@@ -73,12 +73,14 @@ class CpuKernels:
         """As it is, in the dtype of the states."""
         return weight_E.detach().to(self.dtype).contiguous()
 
-    def open(self, nodes: Nodes) -> "_KernelCall":
+    def open(self, nodes: Nodes) -> "KernelCall":
         """How far each node sees, and its rotary factors."""
-        return _KernelCall(self, nodes)
+        return KernelCall(self, nodes)
 
 
-class _KernelCall:
+class KernelCall:
+    """One call of a model, and where what its layers share lies."""
+
     def __init__(self, of: CpuKernels, nodes: Nodes) -> None:
         self.of = of
         self.threads = torch.get_num_threads()
@@ -117,8 +119,7 @@ class _KernelCall:
         shape = self.of.shape
         batch, queries, _ = qkv.shape
         keys, values = store.buffers(shape.kv_heads, shape.size, qkv)
-        self.sizes.there = keys.shape[2]
-        self.sizes.seat, self.sizes.head, *_ = keys.stride()
+        self.lie(keys)
         self._check(qkv)
         if keys.dtype != qkv.dtype:
             raise TypeError(f"states in {qkv.dtype} over a cache of {keys.dtype}")
@@ -132,6 +133,11 @@ class _KernelCall:
         if failed:
             raise IndexError(f"a node beyond the {keys.shape[2]} slots of the cache")
         return out
+
+    def lie(self, keys: Tensor) -> None:
+        """Note how keys, and values like them, lie in the cache."""
+        self.sizes.there = keys.shape[2]
+        self.sizes.seat, self.sizes.head, *_ = keys.stride()
 
     def gate(self, both: Tensor) -> Tensor:
         """One call for both."""

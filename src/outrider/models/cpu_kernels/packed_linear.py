@@ -306,7 +306,8 @@ class PackedLinear:
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self.activations = activations
         rounded = activations is None and isa.has_bf16_products()
-        self._codes = [
+        #: Formats, as packed_linear.c numbers them.
+        self.codes = [
             _HALVES if rounded and one.format == "bf16" else FORMATS[one.format].code
             for one in self.weights
         ]
@@ -326,7 +327,7 @@ class PackedLinear:
         out = torch.empty(*x.shape[:-1], self.outputs)
         at, bias = out.data_ptr(), None if self.bias is None else self.bias.data_ptr()
         threads = torch.get_num_threads()
-        for one, code in zip(self.weights, self._codes, strict=True):
+        for one, code in zip(self.weights, self.codes, strict=True):
             missing = one.wide - self.inputs
             given = F.pad(x, (0, missing)) if missing else x
             kind = () if self.activations == "int8" else (code, one.per)

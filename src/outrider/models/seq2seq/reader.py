@@ -74,7 +74,7 @@ class EncoderReader:
         `probe(2)._replace(encoded=None)` has it read them.
         """
         made, lengths = self.kind.made_up(rows)
-        return _moved(made._replace(encoded=_made_up(lengths, self._wide)), self.model)
+        return _moved(made._replace(encoded=made_up_states(lengths, self._wide)), self.model)
 
 
 class StatesReader:
@@ -103,7 +103,7 @@ class StatesReader:
 
     def probe(self, rows: int) -> Inputs:
         """Made-up states of different lengths, the same at every call."""
-        encoded = _made_up([24 - row % 3 for row in range(rows)], self._wide)
+        encoded = made_up_states([24 - row % 3 for row in range(rows)], self._wide)
         return _moved(Inputs(None, None, encoded.mask_BT, encoded), self.model)
 
 
@@ -118,7 +118,8 @@ def check_width(encoded: Encoded, wide: int) -> None:
         )
 
 
-def _made_up(lengths: list[int], wide: int) -> Encoded:
+def made_up_states(lengths: list[int], wide: int) -> Encoded:
+    """States of so many rows, the same at every call."""
     random = torch.Generator().manual_seed(_SEED)
     states = torch.randn(len(lengths), max(lengths), wide, generator=random)
     return Encoded(states, there(lengths))

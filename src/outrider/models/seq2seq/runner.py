@@ -153,7 +153,7 @@ class ByPosition:
     def __init__(self, owner: torch.nn.Module, most: int, like: Tensor) -> None:
         """`most` positions; `like` has the width, dtype and device of the decoder's states."""
         self.owner = owner
-        self.table_PE = _asked(owner, most, like)
+        self.table_PE = positions_of(owner, most, like)
 
     def at(self, positions_BQ: Tensor, keys_BW: Tensor | None) -> Callable[..., Tensor]:
         """Rows of the table, whatever the module is asked."""
@@ -210,7 +210,7 @@ def biases(decoder: torch.nn.Module) -> list[Patch]:
     return [ByDistance(owner) for owner in owners]
 
 
-def _asked(owner: torch.nn.Module, most: int, like: Tensor) -> Tensor:
+def positions_of(owner: torch.nn.Module, most: int, like: Tensor) -> Tensor:
     """What a position embedding answers on a chain of `most` tokens: [P, E]."""
     first = list(inspect.signature(type(owner).forward).parameters)[1]
     if first == "input_ids_shape":
