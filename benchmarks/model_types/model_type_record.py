@@ -40,7 +40,7 @@ IMAGE_NOTES = {
     "pi0": "it writes movements of a robot, not text",
     "shieldgemma2": "it writes two probabilities, not text",
 }
-_ENCODER_DECODERS = "pp_formulanet t5gemma2 udop".split()
+_ENCODER_DECODERS = "t5gemma2 udop".split()
 
 
 def read_record(path=RECORD):

@@ -17,6 +17,7 @@ from outrider.models.seq2seq.reader import EncoderReader
 IMAGE_FAMILIES = {
     "florence2": "Florence-2",
     "pix2struct": "Pix2Struct",
+    "pp_formulanet": "PP-FormulaNet",
     "vision-encoder-decoder": "ViT to GPT-2",
 }
 

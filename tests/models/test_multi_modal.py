@@ -36,9 +36,12 @@ NEW = 12
 #: tokens, places in a mask, tokens as they are, cross attention, the whole prompt as one block,
 #: positions of several axes.
 FAST = ("gemma3", "git", "idefics3", "kosmos-2", "llava", "mllama", "paligemma", "qwen2_5_vl")
+#: Whose positions depend on marks behind the picture: `test_refused_behind_a_picture`.
+REFUSED = "minicpmv4_7"
 EVERY = [
     pytest.param(kind, marks=() if kind in (*FAST, "audioflamingo3") else pytest.mark.exhaustive)
     for kind in tiny_images.EVERY
+    if kind != REFUSED
 ]
 GREEDY = SamplingParams(0)
 
@@ -131,6 +134,13 @@ def test_texts_are_those_of_generate(kind):
     drawn = requests_of(kind, SamplingParams(0.9, seed=5))
     alone = [texts(target, Root(), [one])[0] for one in drawn]
     assert texts(target, recited(drawn, alone, 3), drawn, max_num_seqs=3) == alone != right
+
+
+def test_refused_behind_a_picture():
+    target, requests = target_of(REFUSED), requests_of(REFUSED)
+    with pytest.raises(UnsupportedModel, match="does not score trees behind a prompt"):
+        texts(target, Root(), requests[:1])
+    assert texts(target, Root(), requests[3:])[0] == expected(REFUSED)[3]
 
 
 @pytest.mark.parametrize("kind", FAST)

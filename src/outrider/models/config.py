@@ -13,6 +13,9 @@ Kind = TypeVar("Kind")
 #: Types whose encoder of text reads the states that another part has made of images.
 _ENCODES_STATES = frozenset({"florence2"})
 
+#: Types whose encoder ends with a projection to the width of the decoder.
+_PROJECTS = frozenset({"pp_formulanet"})
+
 
 def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Kind | None:
     """The field `name` of a configuration or a model if it is of this kind, else None.
@@ -58,7 +61,8 @@ def hears(config: PretrainedConfig) -> bool:
 def states_width(config: PretrainedConfig) -> int:
     """The width of the encoder's states that a decoder attends to, before it projects them."""
     if read(config, "is_encoder_decoder", bool):
-        return int(encoder_of(config).hidden_size)
+        narrowed = config.model_type in _PROJECTS
+        return int((decoder_of(config) if narrowed else encoder_of(config)).hidden_size)
     return read(config, "cross_attention_hidden_size", int) or int(config.hidden_size)
 
 

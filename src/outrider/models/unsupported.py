@@ -230,7 +230,11 @@ def check(model: PreTrainedModel) -> None:
 
 def _output_layer(model: PreTrainedModel, name: str) -> None:
     """Refuse an output layer of another dtype than the states it is given: ConfigurationError."""
-    head, body = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    try:
+        body = model.get_input_embeddings()
+    except NotImplementedError:  # a class that does not say where it is
+        return
     kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
     if type(head) is not torch.nn.Linear or kept or read(body, "weight", Tensor) is None:
         return

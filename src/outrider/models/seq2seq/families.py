@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.moonshine.modeling_moonshine import MoonshineEncoderModelOutput
 from transformers.utils import ModelOutput
 
@@ -121,6 +122,25 @@ class Florence2Runner(Seq2SeqRunner):
     """Florence-2: BART's encoder reads a task with an image's states in it."""
 
     encoder = _ImageTextReader
+
+
+class _ProjectedReader(EncoderReader):
+    def states(self, inputs: Inputs) -> Tensor:
+        """What the encoder's last step makes of its states for the decoder."""
+        with evaluating(self.model, self._parts):
+            states: Tensor = self.model.get_encoder()(**self.asked(inputs)).pooler_output
+        return states
+
+
+class PPFormulaNetRunner(Seq2SeqRunner):
+    """PP-FormulaNet: a decoder that attends to states which a projection has made narrower."""
+
+    encoder = _ProjectedReader
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """The encoder's own output object."""
+        outputs = BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=states)
+        return {"encoder_outputs": outputs}
 
 
 class _WindowedReader(EncoderReader):
