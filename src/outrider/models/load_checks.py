@@ -271,29 +271,22 @@ def media(
 def _paths(model: TreeDecoder, tree: Tree) -> float | None:
     device = torch.device(model.device)
     lengths = [9, 6]
-    longest, inputs = max(lengths), model.probe(len(lengths))
-    heard = range(len(lengths))  # the rows whose source is read, by both forwards
-    if inputs is not None and bool(inputs.mask_BS.all()):
-        one, rest = model.encode(_raw(model, inputs.take([0]))), inputs.take([1])
-        if _alike(one.encoded, rest.encoded):  # no padding to mistake: made-up states do for a row
-            heard = range(1)
-        else:
-            rest = model.encode(_raw(model, rest))
-        inputs = one.put([1], rest)
-    elif inputs is not None:
-        inputs = model.encode(_raw(model, inputs))
+    longest, made_up = max(lengths), model.probe(len(lengths))
+    inputs: Inputs | None = None  #: as the encoder has read them, once anything is compared
+    heard = range(1)  #: the rows whose source both forwards read
     steps = torch.arange(longest + tree.nodes, device=device)
     tokens = ordinary(torch.stack([steps * 7, steps * 5 + 4]), model.vocab_size)
     drafted = tokens.flip(1)[:, : tree.nodes]
-    lines = []
+    lines: list[tuple[int, Tensor, Tensor]] = []
     for row, length in enumerate(lengths):
-        source = None if inputs is None else inputs.take([row])
         for node in range(tree.levels[-2], tree.nodes):
             path = tree.ancestors_BNN[0, node].nonzero()[:, 0]
             whole = torch.cat([tokens[row, :length], drafted[row, path]])[None]
-            given = source
-            if source is not None and row in heard and node == tree.levels[-2]:
-                given = _raw(model, source)  # once a row: an encoder takes longer than all of this
+            if made_up is not None and inputs is None and lines:  # who has no forward reads nothing
+                inputs, heard = _read_both(model, made_up)
+            given = None if inputs is None else inputs.take([row])
+            if made_up is not None and row in heard and node == tree.levels[-2]:
+                given = _raw(model, made_up.take([row]))  # once a row: an encoder takes longest
             logits = model.runner.plain(whole, given)
             if logits is None:
                 return None
@@ -352,6 +345,17 @@ def _rounds(model: TreeDecoder) -> float:
 def _raw(model: TreeDecoder, inputs: Inputs) -> Inputs:
     """The inputs as they come, to be read by the model's own encoder if it has one."""
     return inputs._replace(encoded=None) if model.reads == "source" else inputs
+
+
+def _read_both(model: TreeDecoder, made_up: Inputs) -> tuple[Inputs, range]:
+    """Two rows as the encoder reads them, and which it has read: the first at least."""
+    one, other = (made_up.take([row]) for row in range(2))
+    if not bool(made_up.mask_BS.all()):
+        return model.encode(_raw(model, made_up)), range(2)
+    first = model.encode(_raw(model, one))
+    if _alike(first.encoded, other.encoded):  # no padding to mistake: made-up states do for a row
+        return first.put([1], other), range(1)
+    return first.put([1], model.encode(_raw(model, other))), range(2)
 
 
 def _alike(one: Encoded | None, other: Encoded | None) -> bool:
