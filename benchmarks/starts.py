@@ -1,11 +1,12 @@
 """How long a start takes on one busy core: the first token, an answering server, a transcript.
 
     python benchmarks/starts.py --model MODEL --whisper MODEL --recording FILE [--cap] [--core 0]
+                                [--compiled]
 
 Each is timed by the clock on the wall three times, pinned to one core on which another process
 spins (`taskset` of util-linux), which has half of it: with an empty cache; again, when a checkout
 may still have kernels to compile and something to measure with them; and once more. --cap leaves
-AVX2 alone.
+AVX2 alone, --compiled begins with the library there and nothing else, as a wheel does.
 """
 
 import argparse
@@ -33,6 +34,12 @@ def processor_seconds() -> float:
     """Of all processes that were started here and have ended, and of theirs."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
+
+
+def compiled(environment: dict[str, str]) -> None:
+    """Have the library of kernels made in this cache."""
+    waits = "from outrider.models.cpu_kernels import build; build.wait()"
+    subprocess.run([sys.executable, "-c", waits], env=environment, check=True)
 
 
 def first_output(process: subprocess.Popen) -> float:
@@ -76,6 +83,7 @@ def main() -> None:
     parser.add_argument("--whisper")
     parser.add_argument("--recording")
     parser.add_argument("--cap", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--core", default="0")
     given = parser.parse_args()
     environment = os.environ | (CAP if given.cap else {})
@@ -100,6 +108,8 @@ def main() -> None:
                 continue
             with tempfile.TemporaryDirectory() as cache:
                 here = environment | {"XDG_CACHE_HOME": cache}
+                if given.compiled:
+                    compiled(here)
                 for state in ("empty cache", "the next start", "third start"):
                     before = processor_seconds()
                     if what == "serve":

@@ -84,11 +84,14 @@ def generated(model, prompt):
 
 
 @torch.inference_mode()
-def own_forward(target, prompt, inputs):
+def own_forward(target, model, prompt, inputs):
     """Greedy text by the model's own forward of the whole text, token by token."""
     text = list(prompt)
     for _ in range(NEW):
         logits = target.runner.plain(torch.tensor([text]), inputs)
+        if logits is None:  # a lean runner has the weights alone
+            source = {"input_ids": inputs.ids_BS, "attention_mask": inputs.mask_BS.long()}
+            logits = model(**source, decoder_input_ids=torch.tensor([text])).logits
         text.append(int(logits[0, -1, : target.vocab_size].argmax()))
     return text[-NEW:]
 
@@ -236,7 +239,9 @@ def expected(kind, model, target, rows, inputs):
     if inputs is None and kind not in OWN:
         return [generated(model, row) for row in rows]
     given = inputs or [None] * len(rows)
-    return [own_forward(target, row, source) for row, source in zip(rows, given, strict=True)]
+    return [
+        own_forward(target, model, row, source) for row, source in zip(rows, given, strict=True)
+    ]
 
 
 def folder(model, rows, plain, inputs):
