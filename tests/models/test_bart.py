@@ -7,12 +7,13 @@ from seq2seq_families import BART, DECODERS, build, own
 
 import outrider
 from outrider import Beams, SamplingParams, Stop
-from outrider.models import TreeDecoder, adapt, load_checks
+from outrider.models import TreeDecoder, adapt, layer_subset, load_checks
 from outrider.models.bart import BartRunner
 from outrider.models.bart_families import FAMILIES, fits
 from outrider.models.cpu_kernels import build as build_kernels
 from outrider.models.linear import can_pack
 from outrider.models.seq2seq import runner_of
+from outrider.models.tree_inputs import causal
 from outrider.types import Inputs
 
 #: Those of text, each with what its checkpoints have besides. Heads of 8 are torch's, of 16
@@ -43,6 +44,23 @@ def made(kind, **more):
 
 def test_every_family_of_text_is_tried():
     assert SHAPES.keys() == FAMILIES.keys() - {"whisper"}
+
+
+@torch.inference_mode()
+def test_a_draft_that_writes_few_tokens_reads_all_of_them():
+    """One trimmed to the first twenty read every other token of its target as the twentieth."""
+    model = made("bart")
+    whole, first = adapt(model, packed=False), torch.arange(20)
+    source = whole.probe(1)
+    ids, at = torch.tensor([[3, 41, 7, 55, 30]]), torch.arange(5)[None]
+    assert int(ids.max()) < whole.vocab_size
+    right = whole.forward(whole.open(1, 64, source), causal(ids, at, 64)).logits_BQV
+    layer_subset.trim(model, first)
+    trimmed = adapt(model, packed=False, vocab_size=whole.vocab_size)
+    trimmed.ids_K = first
+    found = trimmed.forward(trimmed.open(1, 64, source), causal(ids, at, 64)).known_BQK
+    assert found.shape[-1] == len(first)
+    assert torch.allclose(found, right[..., first], atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", [{}, HEADS], ids=["of 8", "of 16"])

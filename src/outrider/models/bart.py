@@ -177,7 +177,7 @@ class BartRunner:
         ]
         self.layers = len(self._layers)
         head: torch.nn.Linear = model.get_output_embeddings()
-        self.vocab_size: int = head.weight.shape[0]
+        self.vocab_size: int = weight.shape[0]  # that it reads: a draft may write fewer of them
         self._head = product(head.weight, _bias(model, head), packed, int8, True, compiled=True)
         self._act = ACT2FN[config.activation_function]
         #: All layers as one call; None where their parts run one by one.
