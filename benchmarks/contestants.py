@@ -87,10 +87,10 @@ def _rule(backend: str, rule: str = "rejection", kept: bool = False) -> Callable
 
 
 def _chain(kept: bool) -> Callable[[Inputs], Any]:
-    from outrider.ops.cpu import chain
+    from outrider.ops.cpu.rejection_walk import verify_chain
 
     def run(x: Inputs) -> Any:
-        return chain.verify(x.draft if kept else x.cold, x.scores, x.draws, overlap=False)
+        return verify_chain(x.draft if kept else x.cold, x.scores, x.draws, overlap=False)
 
     return run
 

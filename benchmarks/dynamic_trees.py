@@ -12,7 +12,7 @@ import json
 import outrider
 from outrider import SamplingParams, Stop, verifiers
 from outrider.drafters import DraftModel, DynamicTree, HubTree, StaticTree
-from outrider.drafters.shapes import optimal
+from outrider.drafters.trees import optimal
 from outrider.shipped import shipped
 from outrider_lab.bench.intervals import interval
 

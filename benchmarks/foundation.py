@@ -21,7 +21,7 @@ import torch
 import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.text.speculator import Speculator
 from outrider_lab.bench.prompts import read_prompts
 

@@ -26,10 +26,9 @@ import outrider
 from outrider import SamplingParams, StopConditions
 from outrider.drafters import Root
 from outrider.engine.engine import Engine
-from outrider.models.prefill import ingest
+from outrider.models.prefill import ingest, of_tree
 from outrider.models.recurrent import short_conv
 from outrider.models.recurrent.states import RecurrentStates
-from outrider.models.tree_inputs import of_tree
 from outrider.tree import chain, from_parents
 
 #: LFM2-350M, Qwen3.5-0.8B and Granite-4.0-H-350M, from their published configurations.

@@ -26,7 +26,7 @@ import torch
 
 import outrider
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
-from outrider.drafters import Cascade, LayerSkip, Lookahead, NgramTable, NgramTree, Random, Suffix
+from outrider.drafters import Cascade, LayerSkip, NgramTable, Suffix
 from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.drafters.layer_skip import part
 from outrider.drafters.ngram_table import Table, count, read
@@ -34,6 +34,9 @@ from outrider.shipped import shipped
 from outrider.text.tokens import encode
 from outrider.types import Drafter, LanguageModel
 from outrider_lab.bench.prompts import read_prompts
+from outrider_lab.drafters.lookahead import Lookahead
+from outrider_lab.drafters.ngram_tree import NgramTree
+from outrider_lab.drafters.random import Random
 from outrider_lab.tasks.prompts import tasks, token_ids
 
 torch.set_num_threads(1)

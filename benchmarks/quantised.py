@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outrider
 from outrider import SamplingParams, Stop
 from outrider.errors import OutriderError
-from outrider.models.tree_inputs import of_tree
+from outrider.models.prefill import of_tree
 from outrider.tree import chain
 
 PROMPTS = (

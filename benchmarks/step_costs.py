@@ -24,7 +24,7 @@ from outrider import SamplingParams, StopConditions
 from outrider.engine.speculation_policy import FixedLength, measure
 from outrider.models.cache import SlotCache
 from outrider.models.cpu_kernels import layer_kernels
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.shipped import shipped
 
 LAYERS = (0, 7)  #: of the target, as its draft

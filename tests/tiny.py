@@ -12,10 +12,7 @@ from outrider.drafters import (
     Either,
     HubTree,
     LayerSkip,
-    Lookahead,
-    NgramTree,
     Paths,
-    Random,
     Recall,
     SampledTree,
     StaticTree,
@@ -24,7 +21,7 @@ from outrider.drafters import (
     Translated,
 )
 from outrider.drafters.ngram_table import NgramTable, count
-from outrider.drafters.shapes import optimal
+from outrider.drafters.trees import optimal
 from outrider.testing import (
     PROMPTS,
     RUNNERS,
@@ -36,6 +33,9 @@ from outrider.testing import (
     pair,
     perturbed,
 )
+from outrider_lab.drafters.lookahead import Lookahead
+from outrider_lab.drafters.ngram_tree import NgramTree
+from outrider_lab.drafters.random import Random
 from tiny_heads import driven
 
 __all__ = [

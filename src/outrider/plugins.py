@@ -42,6 +42,10 @@ class PluginGroup(Generic[Value]):
         self.group, self.kind, self.read = group, kind, read
         self.broken: dict[str, str] = {}  #: why a name cannot be used
 
+    def names(self) -> list[str]:
+        """What is installed, usable or not: nothing is imported for this."""
+        return list(by_name(self.group))
+
     def load(self, ours: Collection[str]) -> dict[str, Value]:
         """All that can be used, by name; what has one of our names is left out."""
         found: dict[str, Value] = {}

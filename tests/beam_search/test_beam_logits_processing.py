@@ -5,13 +5,12 @@ import torch
 from transformers import LogitsProcessorList
 
 from outrider import PromptLookup, SamplingParams
-from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
 from outrider.engine.beam_search.decode import shaper
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.run import BeamSearch
 from outrider.engine.beam_search.scorer import PrefixScorer
-from outrider.engine.beam_search.step import Rules
+from outrider.engine.beam_search.step import Beams, Rules
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.sampling import logits_processors
 from tiny import VOCAB, llama

@@ -3,10 +3,9 @@
 import torch
 
 from outrider.drafters import PromptLookup, ReferenceLookup
-from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
 from outrider.engine.beam_search.scorer import chain
-from outrider.engine.beam_search.step import Rules, start
+from outrider.engine.beam_search.step import Beams, Rules, start
 
 REFERENCE = [11, 12, 13, 14, 15, 16, 17, 18, 19]
 RULES = Rules(Beams(2), 1, 40)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from outrider.drafters import ReferenceLookup
-from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import (
     DraftedCandidates,
     OfferedCandidates,
@@ -14,7 +13,7 @@ from outrider.engine.beam_search.candidate_sources import (
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.run import BeamSearch
 from outrider.engine.beam_search.scorer import PrefixScorer
-from outrider.engine.beam_search.step import Rules
+from outrider.engine.beam_search.step import Beams, Rules
 from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama, perturbed
 

@@ -8,7 +8,7 @@ from outrider import Beams, Request, SamplingParams, Stop, StopConditions
 from outrider.engine.beam_search.decode import search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.errors import ConfigurationError
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.text import speculator
 
 PROMPT = "def add(first, second):\n    return"

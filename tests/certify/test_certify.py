@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, verifiers
-from outrider.drafters import Lookahead
 from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, PromptError
 from outrider.types import DrawKind
@@ -25,6 +24,7 @@ from outrider_lab.certify import (
 from outrider_lab.certify.distribution_tests import PooledTest
 from outrider_lab.certify.laws import CertifiedText, score
 from outrider_lab.certify.run import shared_noise
+from outrider_lab.drafters.lookahead import Lookahead
 from tiny import DRAFTERS, decode, pair
 
 SMALL = Power(

@@ -10,7 +10,7 @@ from seq2seq_families import FAMILIES, build
 
 from outrider import Engine, PromptLookup, SamplingParams, Timestamps
 from outrider.drafters import SampledTree
-from outrider.drafters.shapes import optimal
+from outrider.drafters.trees import optimal
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.types import Inputs

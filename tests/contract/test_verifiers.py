@@ -14,7 +14,7 @@ from outrider import ops, verifiers
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.tree import chain as chain_tree
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verdict
-from outrider.verifiers.aliases import AliasedVerifier
+from outrider.verifiers.tree_walk import AliasedVerifier
 
 RULES = list(verifiers.VERIFIERS.values())
 ROWS = 30_000

@@ -5,9 +5,9 @@ import torch
 from test_supports import inner_nodes
 
 from outrider import ConfigurationError, Engine, SamplingParams, StopConditions, verifiers
-from outrider.drafters import Lookahead
 from outrider.engine import step
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
+from outrider_lab.drafters.lookahead import Lookahead
 from tiny import PROMPTS, begun, decode, pair
 
 ROWS = PROMPTS[:3]

@@ -22,7 +22,7 @@ from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.request_history import Successors
 from outrider.engine import step
 from outrider.errors import ConfigurationError
-from outrider.testing.meta import MetaModel
+from outrider.testing.models import MetaModel
 from outrider.tree import from_parents
 from outrider.types import DrawKind, Laws, Scores, Verdict
 from tiny import PROMPTS, begun, decode, pair

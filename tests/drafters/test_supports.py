@@ -11,7 +11,7 @@ import torch
 
 from outrider import SamplingParams, ops
 from outrider.engine import step
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.sampling import logits_processors
 from outrider.sampling.logits_processors import apply
 from outrider.sampling.sampling_params import rows, warp

@@ -7,11 +7,12 @@ import torch
 from test_supports import inner_nodes
 
 from outrider import Engine, SamplingParams, StopConditions, ops
-from outrider.drafters import NgramTree, Random
 from outrider.drafters.ngram_table import count
 from outrider.engine import step
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.testing import p_value, text_law
+from outrider_lab.drafters.ngram_tree import NgramTree
+from outrider_lab.drafters.random import Random
 from tiny import PROMPTS, VOCAB, begun, decode, llama, pair
 
 TEXT = [1, 2, 3, 4, 1, 2, 5, 4, 1, 3, 2, 2, 7, 1, 8, 2, 8, 1, 8, 2, 6, 5, 9] * 2

@@ -19,7 +19,7 @@ from outrider import (
     arguments,
 )
 from outrider.drafters import Beam, DynamicTree, Paths, Recall, StaticTree
-from outrider.drafters.shapes import optimal
+from outrider.drafters.trees import optimal
 from outrider.integrations.generate import speculative
 from outrider.integrations.generate_setup import generate_setup, load_arguments
 from outrider.loading import load

@@ -304,7 +304,7 @@ def test_the_options_of_a_rule_are_plain_numbers(name):
 
 def test_what_is_said_of_rules_without_importing_them_is_true():
     rules = verifiers.VERIFIERS.values()
-    assert verifiers.listed() == verifiers.listed(rules)
+    assert verifiers.names() == verifiers.listed(rules)
     assert sorted(verifiers.LOSSY) == sorted(rule.name for rule in rules if not rule.exact)
     assert [rule.name for rule in rules] == list(verifiers.VERIFIERS)
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import outrider as package
 from outrider import shipped as module
-from outrider.cli import plugins
+from outrider.cli.commands import GROUP, register
 from outrider.errors import ConfigurationError
 from outrider.shipped import DRAFTS, is_shipped, shipped
 
@@ -115,14 +115,14 @@ def commands(monkeypatch):
 
     def call(points, *words):
         made = [
-            metadata.EntryPoint(name, value, plugins.GROUP)._for(Distribution(of))
+            metadata.EntryPoint(name, value, GROUP)._for(Distribution(of))
             for of, name, value in points
         ]
         monkeypatch.setattr(metadata, "entry_points", lambda group: made)
         app = typer.Typer()
         app.command("generate")(lambda: None)
         app.command("chat")(lambda: None)
-        plugins.register(app)
+        register(app)
         return CliRunner().invoke(app, words)
 
     return call

@@ -75,7 +75,7 @@ def test_what_is_installed_is_known_by_name(installed):
     assert drafters.get("echo").takes == ("num_speculative_tokens",)
     assert "echo" in list(drafters.DRAFTERS)
     assert verifiers.get("refuse").name == "refuse"
-    assert "refuse" in verifiers.listed()
+    assert "refuse" in verifiers.names()
 
 
 def test_nothing_is_looked_for_until_a_name_is_not_ours(installed, monkeypatch):

@@ -13,7 +13,7 @@ from outrider import (
 )
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.request_state import RequestStatus
+from outrider.engine.scheduler import RequestStatus
 from outrider.models.cache import SlotCache
 from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, pair

@@ -16,7 +16,7 @@ from outrider.engine import scheduler
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import PlanReport
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from tiny import DRAFTERS, PROMPTS, pair
 
 

@@ -8,7 +8,7 @@ import torch
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.engine.zero_acceptance import LOOKS, zero_reason
+from outrider.engine.engine import LOOKS, zero_reason
 from outrider.models import TransformersRunner, TreeDecoder
 from tiny import PROMPTS, llama, perturbed
 

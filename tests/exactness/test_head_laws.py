@@ -19,7 +19,7 @@ from outrider.models.heads import (
     MaskedBlockHead,
     ParallelHead,
 )
-from outrider.testing.law import p_value, text_law
+from outrider.testing.runs import p_value, text_law
 from outrider_lab.certify import Power, certify
 from tiny import Mislabelled, llama, pair
 from tiny_heads import driven

@@ -9,8 +9,9 @@ import torch
 from outrider import verifiers
 from outrider.errors import ConfigurationError
 from outrider.types import Draft, Outcome, Scores
-from outrider.verifiers import otm, tree_walk
+from outrider.verifiers import tree_walk
 from outrider_lab.theory import transport
+from outrider_lab.verifiers import otm
 
 
 def accepted(rule, trees: e.Forest) -> np.ndarray:

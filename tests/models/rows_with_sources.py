@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.models.tree_inputs import causal, of_tree
+from outrider.models.prefill import causal, of_tree
 from outrider.tree import branching
 
 TREE = branching((2, 2))

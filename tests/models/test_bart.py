@@ -9,11 +9,11 @@ import outrider
 from outrider import Beams, SamplingParams, Stop
 from outrider.models import TreeDecoder, adapt, layer_subset, load_checks
 from outrider.models.bart import BartRunner
-from outrider.models.bart_families import FAMILIES, fits
+from outrider.models.bart_encoder import FAMILIES, fits
 from outrider.models.cpu_kernels import build as build_kernels
 from outrider.models.linear import can_pack
+from outrider.models.prefill import causal
 from outrider.models.seq2seq import runner_of
-from outrider.models.tree_inputs import causal
 from outrider.types import Inputs
 
 #: Those of text, each with what its checkpoints have besides. Heads of 8 are torch's, of 16

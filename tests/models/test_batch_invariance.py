@@ -22,8 +22,7 @@ from outrider.models import (
 )
 from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
 from outrider.models.decoder import TreeDecoder
-from outrider.models.prefill import ingest, width
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal, ingest, width
 from outrider.testing import models
 
 BF16 = torch.bfloat16

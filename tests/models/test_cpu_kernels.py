@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.cache import SlotCache
 from outrider.models.cpu_kernels import build, layer_kernels, tile_kernels
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.testing import models
 from outrider.types import Nodes
 

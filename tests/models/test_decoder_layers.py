@@ -8,7 +8,7 @@ from test_bart import HEADS, SHAPES, made
 from outrider.models import adapt
 from outrider.models.cpu_kernels import build, decoder_layers
 from outrider.models.linear import can_pack
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 
 pytestmark = pytest.mark.skipif(
     bool(build.unbuilt()) or not can_pack(), reason="needs compiled kernels"

@@ -15,7 +15,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.heads import AutoregressiveHead, HeadModel
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Cpu, fits
 from outrider.models.linear import can_pack
-from outrider.models.tree_inputs import causal, of_tree
+from outrider.models.prefill import causal, of_tree
 from outrider.tree import branching
 from tiny import PROMPTS, pair
 from tiny_heads import FLAGS, SIZES, VOCAB, eagle3, speculators, target

@@ -10,7 +10,7 @@ import outrider
 from outrider import SamplingParams, Stop
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner
-from outrider.models.gguf_reader import quick_gguf_reader
+from outrider.models.pretrained import quick_gguf_reader
 from outrider.testing import llama
 
 PACKAGES = "needs the packages gguf and accelerate: pip install 'outrider[gguf]'"

@@ -13,7 +13,7 @@ from outrider.models import (
     runner_of,
 )
 from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
-from outrider.models.tree_inputs import causal, of_tree
+from outrider.models.prefill import causal, of_tree
 from outrider.tree import branching
 from tiny import RUNNERS, llama
 

@@ -11,8 +11,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
 from outrider.models import TreeDecoder, adapt, load_checks, runner_of
 from outrider.models.indexed import IndexedRunner
-from outrider.models.prefill import ingest
-from outrider.models.tree_inputs import of_tree
+from outrider.models.prefill import ingest, of_tree
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import from_parents
 

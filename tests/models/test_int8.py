@@ -23,9 +23,9 @@ from outrider.models import LlamaRunner, TreeDecoder, adapt, weight_packing
 from outrider.models.cpu_kernels import build, cross_attention, int8
 from outrider.models.cpu_kernels.int8 import Int8Product, rounded
 from outrider.models.heads import HeadStates, blockwise
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.testing import llama
-from outrider.testing.law import p_value, text_law
+from outrider.testing.runs import p_value, text_law
 from outrider_lab.certify.laws import CertifiedText, law
 from tiny import PROMPTS, Mislabelled, decode, pair
 

@@ -8,7 +8,7 @@ import outrider
 from outrider import ConfigurationError, SamplingParams, Stop
 from outrider.models import adapt, weight_packing
 from outrider.models.linear import can_pack
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this torch packs no weights")
 

@@ -24,9 +24,8 @@ from outrider.models import (
     unsupported,
     weight_only,
 )
-from outrider.models.prefill import ingest
+from outrider.models.prefill import causal, ingest, of_tree
 from outrider.models.recurrent.states import RING, RecurrentStates
-from outrider.models.tree_inputs import causal, of_tree
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import chain, from_parents
 

@@ -7,7 +7,7 @@ from recurrent_models import made, perturbed
 from outrider import SamplingParams, StopConditions, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.beam_search import decode
-from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.step import Beams
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request

@@ -11,9 +11,9 @@ from outrider import SamplingParams, StopConditions, load
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import TreeDecoder, adapt, calibrate, runner_of
 from outrider.models.bart import BartReader
+from outrider.models.prefill import causal
 from outrider.models.seq2seq.input_modality import there
 from outrider.models.seq2seq.reader import EncoderReader
-from outrider.models.tree_inputs import causal
 from outrider.types import Encoded, Inputs
 
 QUICK = {"threads": 1, "pack_weights": False, "dtype": "float32"}

@@ -11,7 +11,7 @@ from outrider import ConfigurationError, SamplingParams, StopConditions, Unknown
 from outrider.models import adapt, isa, weight_only, weight_packing
 from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.models.weight_only import WeightOnlyTensor
 from outrider.testing import llama
 from tiny import PROMPTS

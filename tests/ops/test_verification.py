@@ -46,10 +46,10 @@ def test_cpu_equals_the_twin(op, case):
 @pytest.mark.parametrize("vocab", [50, 9000])
 def test_cpu_without_overlap_reads_less_and_says_the_same(seed, kept, vocab):
     """The draft's rows are read only where the walk stops, short rows and long ones."""
-    from outrider.ops.cpu import chain
+    from outrider.ops.cpu.rejection_walk import verify_chain
 
     draft, scores, draws = build(Case(seed=seed, kept=kept, vocab=vocab))
-    ours = chain.verify(draft, scores, with_race(draws, scores), overlap=False)
+    ours = verify_chain(draft, scores, with_race(draws, scores), overlap=False)
     same(ours, twin("chain", draft, scores, draws))
     assert ours.overlap_BD is None
 

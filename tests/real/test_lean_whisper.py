@@ -13,8 +13,8 @@ from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.models.calibrate import Setting
 from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.linear import can_pack
+from outrider.models.prefill import causal
 from outrider.models.sources import ModelSource
-from outrider.models.tree_inputs import causal
 from outrider.types import Inputs
 
 pytestmark = pytest.mark.real

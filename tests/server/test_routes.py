@@ -11,7 +11,7 @@ import torch
 from served import NAME, PROMPT, events, far, serving, streamed, write
 
 from outrider import SamplingParams, Stop
-from outrider.server.token_formatter import TokenFormatter
+from outrider.server.model_info import TokenFormatter
 
 
 def said(answer):
@@ -141,7 +141,7 @@ def test_offsets_are_those_of_the_text(shipped):
 
 def teacher_forced(speculator, prompt, tokens):
     """The target's log-probabilities [n, V] ahead of each token."""
-    from outrider.models.tree_inputs import causal
+    from outrider.models.prefill import causal
 
     target = speculator.engine.target
     ids = torch.tensor([[*prompt, *tokens]])

@@ -3,8 +3,8 @@
 import pytest
 
 from outrider.cli import console
+from outrider.server.model_info import TokenFormatter
 from outrider.server.response_builder import ChatFormat, CompletionFormat
-from outrider.server.token_formatter import TokenFormatter
 from tokenizers_of import EMOJI, byte_fallback, byte_level, word_pieces
 
 LEVEL = byte_level(b" " + EMOJI[:2], b" the")

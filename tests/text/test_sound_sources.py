@@ -15,7 +15,7 @@ import outrider
 from outrider import ConfigurationError
 from outrider.costs import Costs
 from outrider.models.config import decoder_of
-from outrider.text.sound_sources import SourceTranscription
+from outrider.text.sound_prompts import SourceTranscription
 
 NEW = 8
 #: What stands in for the special words of a prompt of Canary

@@ -67,7 +67,7 @@ def test_products_are_those_of_the_model():
     seen = []
     at = torch.arange(3)[None]
     cache = target.open(1, 128)
-    from outrider.models.tree_inputs import causal
+    from outrider.models.prefill import causal
 
     for layer in target.runner._layers:
         for name in ("qkv", "out", "gate_up", "down"):

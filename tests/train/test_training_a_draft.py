@@ -11,8 +11,7 @@ from transformers import OlmoConfig, OlmoForCausalLM
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.testing import VOCAB, llama
-from outrider.train.alpha import alpha
-from outrider.train.features import TrainText, read, record
+from outrider.train.features import TrainText, alpha, read, record
 from outrider.train.job import frequent
 from outrider.train.loop import Trainer
 from outrider.train.students import HeadStudent, LayerStudent, usual_taps

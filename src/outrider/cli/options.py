@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
-from outrider import arguments, verifiers
+from outrider import arguments, drafters, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.cli.gathered import Command, gathered
 from outrider.cli.gathered import Target as Target
 from outrider.cli.gathered import Threads as Threads
-from outrider.drafters import DRAFTERS
 from outrider.load_config import RUNTIME, LoadConfig
 from outrider.models.cpu_kernels import build
 
@@ -66,7 +65,7 @@ DrafterName = Annotated[
     typer.Option(
         help="What drafts. Default: draft_model; without one recall (on a GPU suffix), or "
         "reference_lookup for an encoder-decoder. "
-        f"Known: {', '.join(sorted(DRAFTERS))}."
+        f"Known: {', '.join(drafters.names())}."
     ),
 ]
 Gamma = Annotated[
@@ -110,7 +109,7 @@ Rule = Annotated[
     str | None,
     typer.Option(
         help="What accepts drafted tokens. Default: an exact rule that fits the drafter. Known: "
-        f"{', '.join(verifiers.listed())}."
+        f"{', '.join(verifiers.names())}."
     ),
 ]
 DrafterOption = Annotated[

@@ -21,23 +21,18 @@ if TYPE_CHECKING:
     from outrider.drafters.draft_model import DraftModel
     from outrider.drafters.dynamic_tree import DynamicTree
     from outrider.drafters.either import Either
-    from outrider.drafters.hub_tree import HubTree
     from outrider.drafters.layer_skip import LayerSkip
-    from outrider.drafters.lookahead import Lookahead
     from outrider.drafters.ngram_table import NgramTable
-    from outrider.drafters.ngram_tree import NgramTree
     from outrider.drafters.paths import Paths
     from outrider.drafters.prompt_lookup import PromptLookup
-    from outrider.drafters.random import Random
     from outrider.drafters.recall import Recall
     from outrider.drafters.recipes import DrafterParts, DraftOptions, Recipe
     from outrider.drafters.reference_lookup import ReferenceLookup
     from outrider.drafters.root import Root
-    from outrider.drafters.sampled_tree import SampledTree
-    from outrider.drafters.static_tree import StaticTree
     from outrider.drafters.string_match import StringMatch
     from outrider.drafters.suffix import Suffix
     from outrider.drafters.translated import Translated
+    from outrider.drafters.trees import HubTree, SampledTree, StaticTree
     from outrider.types import Drafter
 
 
@@ -59,36 +54,37 @@ def _recipe(given: object) -> "Recipe":
 #: Drafters that other distributions bring.
 PLUGINS = plugins.PluginGroup("outrider.drafters", "drafter", _recipe)
 
-#: The `RECIPE` of each file by the file's name, in order; imported when it is looked up.
-DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(
-    {
-        name: f"outrider.drafters.{name}:RECIPE"
-        for name in (
-            "root",
-            "draft_model",
-            "sampled_tree",
-            "beam",
-            "paths",
-            "hub_tree",
-            "static_tree",
-            "dynamic_tree",
-            "prompt_lookup",
-            "suffix",
-            "recall",
-            "reference_lookup",
-            "ngram_table",
-            "ngram_tree",
-            "cascade",
-            "either",
-            "layer_skip",
-            "lookahead",
-            "random",
-            "string_match",
-            "translated",
-        )
-    },
-    PLUGINS.load,
-)
+#: How each is made, in order; imported when it is looked up.
+_RECIPES = {
+    "root": "outrider.drafters.root:RECIPE",
+    "draft_model": "outrider.drafters.draft_model:RECIPE",
+    "sampled_tree": "outrider.drafters.trees:SAMPLED_TREE",
+    "beam": "outrider.drafters.beam:RECIPE",
+    "paths": "outrider.drafters.paths:RECIPE",
+    "hub_tree": "outrider.drafters.trees:HUB_TREE",
+    "static_tree": "outrider.drafters.trees:STATIC_TREE",
+    "dynamic_tree": "outrider.drafters.dynamic_tree:RECIPE",
+    "prompt_lookup": "outrider.drafters.prompt_lookup:RECIPE",
+    "suffix": "outrider.drafters.suffix:RECIPE",
+    "recall": "outrider.drafters.recall:RECIPE",
+    "reference_lookup": "outrider.drafters.reference_lookup:RECIPE",
+    "ngram_table": "outrider.drafters.ngram_table:RECIPE",
+    "cascade": "outrider.drafters.cascade:RECIPE",
+    "either": "outrider.drafters.either:RECIPE",
+    "layer_skip": "outrider.drafters.layer_skip:RECIPE",
+    "string_match": "outrider.drafters.string_match:RECIPE",
+    "translated": "outrider.drafters.translated:RECIPE",
+}
+DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(_RECIPES, PLUGINS.load)
+
+
+def names() -> list[str]:
+    """All by name, those of plug-ins too; nothing is imported for this.
+
+    >>> "recall" in names()
+    True
+    """
+    return sorted({*_RECIPES, *PLUGINS.names()})
 
 
 def register(name: str, recipe: "Recipe | Callable[..., Drafter]") -> None:
@@ -226,12 +222,9 @@ __all__ = [
     "Either",
     "HubTree",
     "LayerSkip",
-    "Lookahead",
     "NgramTable",
-    "NgramTree",
     "Paths",
     "PromptLookup",
-    "Random",
     "Recall",
     "Recipe",
     "ReferenceLookup",
@@ -250,22 +243,19 @@ _HOMES = {
     "DraftModel": "outrider.drafters.draft_model",
     "DynamicTree": "outrider.drafters.dynamic_tree",
     "Either": "outrider.drafters.either",
-    "HubTree": "outrider.drafters.hub_tree",
+    "HubTree": "outrider.drafters.trees",
     "LayerSkip": "outrider.drafters.layer_skip",
-    "Lookahead": "outrider.drafters.lookahead",
     "NgramTable": "outrider.drafters.ngram_table",
-    "NgramTree": "outrider.drafters.ngram_tree",
     "Paths": "outrider.drafters.paths",
     "PromptLookup": "outrider.drafters.prompt_lookup",
-    "Random": "outrider.drafters.random",
     "Recall": "outrider.drafters.recall",
     "DraftOptions": "outrider.drafters.recipes",
     "DrafterParts": "outrider.drafters.recipes",
     "Recipe": "outrider.drafters.recipes",
     "ReferenceLookup": "outrider.drafters.reference_lookup",
     "Root": "outrider.drafters.root",
-    "SampledTree": "outrider.drafters.sampled_tree",
-    "StaticTree": "outrider.drafters.static_tree",
+    "SampledTree": "outrider.drafters.trees",
+    "StaticTree": "outrider.drafters.trees",
     "StringMatch": "outrider.drafters.string_match",
     "Suffix": "outrider.drafters.suffix",
     "Translated": "outrider.drafters.translated",

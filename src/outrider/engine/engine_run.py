@@ -36,8 +36,7 @@ from outrider.engine.graphs import Graphed, GraphedStep, spec_decode_step
 from outrider.engine.output_processor import OutputProcessor
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, check, check_fit, clip_shape
-from outrider.engine.request_state import RequestStatus, RequestTable
-from outrider.engine.scheduler import Scheduler
+from outrider.engine.scheduler import RequestStatus, RequestTable, Scheduler
 from outrider.engine.speculation_policy import (
     BatchView,
     FixedLength,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.engine.graphs import GraphedStep
 from outrider.engine.outputs import InFlightOutput, gather_logprobs
-from outrider.engine.request_state import RequestTable
+from outrider.engine.scheduler import RequestTable
 from outrider.engine.speculation_policy import StepReport
 
 

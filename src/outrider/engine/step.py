@@ -14,8 +14,7 @@ import torch
 from outrider import ops, verifiers
 from outrider.drafters.root import bare
 from outrider.engine.batch import Batch, begin
-from outrider.models.prefill import inference, width
-from outrider.models.tree_inputs import of_tree
+from outrider.models.prefill import inference, of_tree, width
 from outrider.sampling.logits_processors import apply
 from outrider.sampling.sampling_params import warp
 from outrider.tree import numbers, offered, shallower

@@ -27,7 +27,6 @@ from outrider.models import (
     reads_more,
     runner_of,
     seq2seq,
-    sharing,
     unsupported,
 )
 from outrider.models.calibrate import Setting
@@ -325,7 +324,7 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
     if share is True:
         unsupported.check_widths(model.config, draft.config)
         return True
-    return sharing.same_encoder(model, draft)
+    return load_checks.same_encoder(model, draft)
 
 
 def _head(target: TreeDecoder, model: PreTrainedModel, given: Draft) -> LanguageModel | None:

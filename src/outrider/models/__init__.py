@@ -168,14 +168,14 @@ def adapt(
     """
     import torch
 
-    from outrider.models import bart_families, llama, placement, unsupported, weight_packing
+    from outrider.models import bart_encoder, llama, placement, unsupported, weight_packing
     from outrider.models.decoder import TreeDecoder
     from outrider.models.llama import LlamaRunner
 
     unsupported.check(model)
     # weights that are fetched for a call cannot be laid out: its own forward runs them
     on_cpu = torch.device(model.device).type == "cpu" and not placement.offloaded(model)
-    if on_cpu and bank is None and reads_more(model.config) and bart_families.fits(model):
+    if on_cpu and bank is None and reads_more(model.config) and bart_encoder.fits(model):
         return TreeDecoder(_lean(model)(model, packed, shares, int8), vocab_size)
     kind = model.config.model_type
     ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
@@ -206,7 +206,7 @@ def adapt(
 
 
 def _lean(model: "PreTrainedModel") -> "type[BartRunner]":
-    """The class that runs one of `bart_families.FAMILIES` on a CPU."""
+    """The class that runs one of `bart_encoder.FAMILIES` on a CPU."""
     if model.config.model_type == "whisper":
         from outrider.models.whisper import WhisperRunner
 

@@ -17,8 +17,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from outrider.models.attention import BatchInvariantAttention, steady, unscaled
-from outrider.models.bart_encoder import Embedding, Joined, TextEncoder, joints, norm_in
-from outrider.models.bart_families import FAMILIES, Family
+from outrider.models.bart_encoder import (
+    FAMILIES,
+    Embedding,
+    Family,
+    Joined,
+    TextEncoder,
+    joints,
+    norm_in,
+)
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache, SlotLayer
 from outrider.models.cpu_kernels import decoder_layers, layer_kernels

@@ -7,7 +7,7 @@ whole numbers of 8 bits, and its attention of 16 wherever products round: int8's
 states of a text are too few for that: unpacking the weights takes longer than what it saves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from outrider.models.bart_families import Family
 from outrider.models.config import read
 from outrider.models.cpu_kernels import int16_attention
+from outrider.models.layer import whole
 from outrider.models.linear import Product, fused
 from outrider.models.seq2seq.runner import positions_of
 from outrider.models.weight_only import round_to_8_bits
@@ -27,6 +27,62 @@ from outrider.types import Inputs
 
 if TYPE_CHECKING:
     from transformers.models.bart.modeling_bart import BartEncoder, BartEncoderLayer
+
+
+# Encoder-decoders with BART's layers, which the lean runner computes, and how they differ.
+
+
+class Family(NamedTuple):
+    """One of them."""
+
+    #: names of its classes: with an encoder, and of a decoder alone
+    classes: tuple[str, ...]
+    norms_ahead: bool  #: whether a norm stands ahead of each part (pre-norm), or behind the sum
+    norms_tokens: bool = False  #: whether a decoder norms tokens alone, before positions are added
+    scales: bool = True  #: whether embeddings are scaled where the configuration says so
+    counts_tokens: bool = False  #: whether padding within a source has no position
+    #: whether a source is a thousand states and more, over which rounding to 8 bits pays
+    long_sources: bool = False
+    #: the context by name
+    context: str = "max_position_embeddings"
+
+
+#: By the type that a configuration names.
+FAMILIES: Mapping[str, Family] = {
+    "bart": Family(("BartForConditionalGeneration", "BartForCausalLM"), False),
+    "blenderbot": Family(("BlenderbotForConditionalGeneration", "BlenderbotForCausalLM"), True),
+    "blenderbot-small": Family(
+        ("BlenderbotSmallForConditionalGeneration", "BlenderbotSmallForCausalLM"),
+        False,
+        norms_tokens=True,
+    ),
+    "m2m_100": Family(("M2M100ForConditionalGeneration",), True, counts_tokens=True),
+    "marian": Family(("MarianMTModel", "MarianForCausalLM"), False),
+    "mbart": Family(("MBartForConditionalGeneration", "MBartForCausalLM"), True),
+    "pegasus": Family(("PegasusForConditionalGeneration", "PegasusForCausalLM"), True),
+    "plbart": Family(("PLBartForConditionalGeneration", "PLBartForCausalLM"), False),
+    "whisper": Family(
+        ("WhisperForConditionalGeneration", "WhisperForCausalLM"),
+        True,
+        scales=False,
+        long_sources=True,
+        context="max_target_positions",
+    ),
+}
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether the lean runner computes this model: one of `FAMILIES`, with or without an encoder.
+
+    Not one whose weights are sharded, or quantised by another library.
+    """
+    family = FAMILIES.get(model.config.model_type)
+    if family is None or type(model).__name__ not in family.classes:
+        return False
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    quantised = read(model.config, "quantization_config", object) is not None
+    return not quantised and all(whole(layer) for layer in linears)
+
 
 _PIECE = 500  #: queries whose scores are made at a time
 

@@ -206,7 +206,7 @@ def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dic
     """
     import torch
 
-    from outrider.models.tree_inputs import causal
+    from outrider.models.prefill import causal
 
     room = _CONTEXT + max(widths) + 8
     capacity = -(-room // 128) * 128

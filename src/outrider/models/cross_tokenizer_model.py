@@ -16,13 +16,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models.model_wrapper import ModelWrapper
-from outrider.models.prefill import CHUNK, width
+from outrider.models.prefill import CHUNK, causal, width
 from outrider.models.token_remap import (
     RetokenizedText,
     VocabularyMap,
     common_prefix_length,
 )
-from outrider.models.tree_inputs import causal
 from outrider.tree import numbers
 from outrider.types import Cache, Inputs, LanguageModel, Nodes, Output
 

@@ -3,8 +3,9 @@
 The lean decoder (`models.llama`) is made of such layers, and so are lean heads.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +13,118 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from outrider.models import layer_ops
+from outrider.models.attention import BatchInvariantAttention, steady
 from outrider.models.attention import fused as attend
-from outrider.models.attention import steady
 from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.cache import SlotLayer
 from outrider.models.cpu_kernels import layer_kernels
+from outrider.models.decoder import additive
 from outrider.models.linear import fused
 from outrider.models.weight_only import WeightOnlyTensor
+from outrider.types import Nodes
+
+# What stands between the products of a Llama's layers: norms, rotation, attention, gates.
+#
+# Two ways: torch's operators, for every dtype and processor, and kernels compiled on the machine
+# for bfloat16 and float32 (`models.cpu_kernels`), which take three calls where torch takes twenty.
+
+Gate: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class LayerOpsCall(Protocol):
+    """One call of the model: what its layers share is worked out already."""
+
+    def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """state + more, and that over its root mean square, times a weight of `weight`."""
+
+    def attend(self, qkv: Tensor, store: SlotLayer) -> Tensor:
+        """Attention [B, Q, H E] of qkv [B, Q, (H + 2 K) E], whose keys and values are stored."""
+
+    def gate(self, both: Tensor) -> Tensor:
+        """act(gate) * up, [B, Q, I], of both [B, Q, 2 I] side by side."""
+
+
+class LayerOps(Protocol):
+    """A way to run what stands between the products."""
+
+    def open(self, nodes: Nodes) -> LayerOpsCall:
+        """A call over these nodes."""
+
+    def weight(self, weight_E: Tensor) -> Tensor:
+        """A norm's weight as `LayerOpsCall.norm` wants it."""
+
+
+class AttentionShape(Protocol):
+    """What is to be known of a Llama."""
+
+    heads: int
+    kv_heads: int
+    size: int  #: of a head
+    eps: float
+
+
+class TorchLayerOps:
+    """torch's operators."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        attention: BatchInvariantAttention,
+        act: Gate,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None:
+        self.shape, self.attention, self.act = shape, attention, act
+        self.cos, self.sin = cos, sin
+
+    def weight(self, weight_E: Tensor) -> Tensor:
+        """Twice: once for x, once for -x."""
+        return torch.cat([weight_E, weight_E]).detach()
+
+    def open(self, nodes: Nodes) -> "_TorchCall":
+        """Rotary factors [B, Q, 1, E] and the mask."""
+        return _TorchCall(self, nodes)
+
+
+class _TorchCall:
+    def __init__(self, of: TorchLayerOps, nodes: Nodes) -> None:
+        self.of = of
+        self.mask = of.attention.mask(additive(nodes.visible_BQW, of.cos.dtype))
+        self.cos = of.cos[nodes.positions_BQ][:, :, None]
+        self.sin = of.sin[nodes.positions_BQ][:, :, None]
+
+    def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm as the layer norm of (x, -x).
+
+        That row has mean 0 and variance mean(x^2), and layer_norm is one fused kernel on a CPU
+        where rms_norm is a dozen operators (60 against 9 microseconds at width 256).
+        """
+        x = state if more is None else state + more
+        both = torch.cat([x, -x], -1)
+        normed = torch.layer_norm(both, weight.shape, weight, None, self.of.shape.eps)
+        return x, normed[..., : x.shape[-1]]
+
+    def attend(self, qkv: Tensor, store: SlotLayer) -> Tensor:
+        """rotate_half(x) * sin is roll(x, half) * (sin with its first half negated)."""
+        shape = self.of.shape
+        batch, queries, _ = qkv.shape
+        heads, rotated = shape.heads, shape.heads + shape.kv_heads
+        qkv = qkv.view(batch, queries, rotated + shape.kv_heads, shape.size)
+        qk = qkv[:, :, :rotated]
+        qk = torch.addcmul(qk * self.cos, qk.roll(shape.size // 2, -1), self.sin).transpose(1, 2)
+        keys, values = store.update(qk[:, heads:], qkv[:, :, rotated:].transpose(1, 2))
+        x = self.of.attention(qk[:, :heads], keys, values, self.mask)
+        return x.transpose(1, 2).reshape(batch, queries, heads * shape.size)
+
+    def gate(self, both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, -1)
+        return self.of.act(gate) * up
+
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
-class LayerShape(layer_ops.AttentionShape, Protocol):
+class LayerShape(AttentionShape, Protocol):
     """What is to be known of a Llama's layers."""
 
     hidden: int
@@ -33,7 +134,7 @@ class LayerShape(layer_ops.AttentionShape, Protocol):
 class Chosen(NamedTuple):
     """A way to run what stands between the products."""
 
-    between: layer_ops.LayerOps
+    between: LayerOps
     rounding: BatchInvariance  #: what is left to look after
     means: str  #: what it is called
 
@@ -69,7 +170,7 @@ def chosen(
     # the function itself where it is one: a module call costs as much as the operator
     gate = F.silu if act in ("silu", "swish") else ACT2FN[act]
     return Chosen(
-        layer_ops.TorchLayerOps(shape, attention, gate, cos, sin),
+        TorchLayerOps(shape, attention, gate, cos, sin),
         rounding,
         f"a lean decoder, torch's operators: {unfit}",
     )
@@ -78,9 +179,7 @@ def chosen(
 class Layer:
     """One decoder layer with fused products."""
 
-    def __init__(
-        self, layer: LlamaDecoderLayer, packed: bool, int8: bool, way: layer_ops.LayerOps
-    ) -> None:
+    def __init__(self, layer: LlamaDecoderLayer, packed: bool, int8: bool, way: LayerOps) -> None:
         a, m = layer.self_attn, layer.mlp
         made = partial(fused, packed=packed, int8=int8)
         self.before = way.weight(layer.input_layernorm.weight)
@@ -93,7 +192,7 @@ class Layer:
         norms = (a.q_norm, a.k_norm) if hasattr(a, "q_norm") else ()
         self._head_norms = [(way.weight(each.weight), each.weight.numel()) for each in norms]
 
-    def heads(self, call: layer_ops.LayerOpsCall, qkv: Tensor) -> Tensor:
+    def heads(self, call: LayerOpsCall, qkv: Tensor) -> Tensor:
         """qkv [B, Q, (H + 2 K) E] with queries and keys normed head by head, where a layer does."""
         if not self._head_norms:
             return qkv

@@ -1,9 +1,10 @@
-"""Checks at load: one vocabulary, one device, and trees that score as their paths do."""
+"""Checks at load: one vocabulary, one device, trees that score as paths do, equal encoders."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from outrider.errors import (
     ConfigurationError,
@@ -14,9 +15,8 @@ from outrider.errors import (
 from outrider.models import TreeDecoder, weight_only
 from outrider.models.config import read
 from outrider.models.decoder import media_of
-from outrider.models.prefill import ingest
+from outrider.models.prefill import causal, ingest, of_tree
 from outrider.models.token_bytes import name_of
-from outrider.models.tree_inputs import causal, of_tree
 from outrider.tree import branching, chain
 from outrider.types import (
     Encoded,
@@ -27,6 +27,20 @@ from outrider.types import (
     Tokenizer,
     Tree,
 )
+
+# Encoders that two models have in common: one runs, both decoders attend to its states.
+
+
+def same_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> bool:
+    """Whether the encoders are of one class with equal weights, bit by bit."""
+    mine, theirs = target.get_encoder(), draft.get_encoder()
+    if type(mine) is not type(theirs):
+        return False
+    ours, others = mine.state_dict(), theirs.state_dict()
+    if {name: t.shape for name, t in ours.items()} != {name: t.shape for name, t in others.items()}:
+        return False
+    return all(torch.equal(weight, others[name]) for name, weight in ours.items())
+
 
 CAPACITY = 128
 _LONG = 70  #: tokens of a text that is longer than what layers with states read at once

@@ -25,7 +25,7 @@ from outrider.models.foreign_errors import first_line
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating
 from outrider.models.module_tree import parts_of
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output, RowStore
 from outrider.types.multi_modal import PER_TOKEN, ImageAhead

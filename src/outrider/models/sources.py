@@ -21,14 +21,13 @@ from outrider.models import (
     SUPPORTED,
     TreeDecoder,
     adapt,
-    checkpoint_weights,
+    auto_classes,
     gguf,
     load_checks,
     peft_models,
     placement,
     pretrained,
     reads_more,
-    sharing,
     tokenizer_files,
     unsupported,
     weight_only,
@@ -41,7 +40,7 @@ from outrider.models.foreign_errors import first_line, kind_of, usable_file
 from outrider.models.lora import LoraBank
 
 if TYPE_CHECKING:
-    from outrider.models.distributed.group import Group
+    from outrider.models.distributed.rpc import Group
 
 _log = logging.getLogger("outrider.models")
 
@@ -168,7 +167,7 @@ class ModelSource:
             return True
         if self._shares is None:
             models = target.model(dtype, place), self.model(dtype, place)
-            self._shares = sharing.same_encoder(*models)
+            self._shares = load_checks.same_encoder(*models)
         return self._shares
 
     def driven(
@@ -363,10 +362,10 @@ class ModelSource:
         logging.disable_progress_bar()
         how = {"dtype": DTYPES[dtype], **self._how}
         if self._how:
-            return gguf.plain(checkpoint_weights.read(self, **how, **gguf.unpacked()).to(device))
+            return gguf.plain(auto_classes.read_weights(self, **how, **gguf.unpacked()).to(device))
         if self.group is not None:
-            return checkpoint_weights.read_part(self, **how)
-        return checkpoint_weights.read(self, **how).to(device)
+            return auto_classes.read_part(self, **how)
+        return auto_classes.read_weights(self, **how).to(device)
 
     @property
     def where(self) -> str:

@@ -8,8 +8,7 @@ import torch
 
 from outrider.engine.outputs import Logprobs, StepOutput
 from outrider.engine.request import Request, check, wear
-from outrider.models.prefill import inference
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal, inference
 from outrider.speech.audio import Samples
 from outrider.speech.prompted_transcriber import PromptedTranscription
 from outrider.speech.result import Segment, Transcript

@@ -12,8 +12,8 @@ from pydantic_core import to_json
 
 from outrider.engine.outputs import StepOutput
 from outrider.server.message_parser import MessageParts
+from outrider.server.model_info import TokenFormatter
 from outrider.server.request_parsing import ChoiceState
-from outrider.server.token_formatter import TokenFormatter
 from outrider.stats import RequestStats
 from outrider.text.results import TextBlock
 

@@ -24,6 +24,7 @@ from outrider.server.engine_loop import (
 )
 from outrider.server.errors import response, to_response
 from outrider.server.metrics import ServerMetrics
+from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import (
     BaseRequest,
     ChatCompletionRequest,
@@ -39,7 +40,6 @@ from outrider.server.response_builder import (
     padding,
     usage,
 )
-from outrider.server.token_formatter import TokenFormatter
 from outrider.text.results import TextBlock
 
 # Where requests become answers, whoever brings them: HTTP, or a file of requests.

@@ -8,9 +8,9 @@ from outrider.errors import OutriderError
 from outrider.server.chat_prompts import chat_prompt
 from outrider.server.errors import APIError, rejected, unknown_model
 from outrider.server.messages import Body, Message, Tool
+from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import ChatCompletionRequest, Size
 from outrider.server.request_parsing import RequestParser
-from outrider.server.token_formatter import TokenFormatter
 from outrider.server.tool_parsers import chat_template
 from outrider.text.tokens import encode
 

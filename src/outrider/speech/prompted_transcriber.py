@@ -20,8 +20,7 @@ from outrider.errors import ConfigurationError, OutriderError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech import audio, vad
 from outrider.speech.audio import Recording, Samples
-from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
-from outrider.speech.segment_stream import SegmentStream
+from outrider.speech.result import Segment, SegmentStream, Transcript, TranscriptStats, whole_text
 from outrider.speech.settings import TranscribeSettings, compression_ratio
 from outrider.types import Inputs, MultiModalInputs
 

@@ -17,9 +17,8 @@ from outrider.models import pretrained
 from outrider.models.config import hears
 from outrider.models.foreign_errors import usable_file
 from outrider.models.multi_modal import hears_in_prompts
-from outrider.models.prefill import inference
+from outrider.models.prefill import causal, inference
 from outrider.models.sources import ModelSource
-from outrider.models.tree_inputs import causal
 from outrider.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel
 

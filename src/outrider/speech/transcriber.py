@@ -10,8 +10,7 @@ from outrider.errors import ConfigurationError, OutriderError
 from outrider.speech import audio, captions, speech_model, words
 from outrider.speech.audio import Recording
 from outrider.speech.captions import ReferenceAligner
-from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
-from outrider.speech.segment_stream import SegmentStream
+from outrider.speech.result import Segment, SegmentStream, Transcript, TranscriptStats, whole_text
 from outrider.speech.settings import TranscribeSettings
 from outrider.speech.speech_model import WhisperModel
 from outrider.speech.vocabulary import Vocabulary

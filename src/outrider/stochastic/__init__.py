@@ -8,11 +8,9 @@
 one call, and keeps what the rules of `outrider.verifiers` (or, for densities, of
 `outrider.stochastic.continuous`) keep. The outcomes have the law that f alone would give them.
 
-outcomes        outcomes out of 0 .. V - 1, by the rules that tokens have; trees too
+outcomes        what g has run ahead, and outcomes out of 0 .. V - 1 by the rules of tokens
 continuous      outcomes out of a continuum: rejection and block verification by densities
-laws            what f and g return
-reading         the same, checked
-proposal        what g has run ahead, and the verdict
+laws            what f and g return, checked
 calls           f and g on many states: here, in a pool of `concurrent.futures`, on Ray
 rounds          `speculate`, the loop
 """
@@ -22,8 +20,8 @@ from typing import TYPE_CHECKING
 from outrider import lazy
 
 if TYPE_CHECKING:
+    from outrider.stochastic.calls import RayExecutor
     from outrider.stochastic.laws import Density, Gaussian
-    from outrider.stochastic.ray_executor import RayExecutor
     from outrider.stochastic.rounds import Speculation, speculate
 
 __all__ = ["Density", "Gaussian", "RayExecutor", "Speculation", "speculate"]
@@ -31,7 +29,7 @@ __all__ = ["Density", "Gaussian", "RayExecutor", "Speculation", "speculate"]
 _HOMES = {
     "Density": "outrider.stochastic.laws",
     "Gaussian": "outrider.stochastic.laws",
-    "RayExecutor": "outrider.stochastic.ray_executor",
+    "RayExecutor": "outrider.stochastic.calls",
     "Speculation": "outrider.stochastic.rounds",
     "speculate": "outrider.stochastic.rounds",
 }

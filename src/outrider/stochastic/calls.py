@@ -1,4 +1,4 @@
-"""f and g on many states: in this process as one call, or in parts by an executor."""
+"""f and g on many states: in this process as one call, or in parts by an executor, Ray's too."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,9 +6,47 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from outrider import arguments
-from outrider.errors import WorkerTimeout
-from outrider.stochastic import reading
+from outrider.errors import BackendUnavailable, WorkerTimeout
+from outrider.stochastic import laws
 from outrider.stochastic.laws import LawTable
+
+# Ray as an executor of `concurrent.futures`: f runs on a cluster's workers.
+
+
+def _call(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    return function(*args, **keywords)
+
+
+class RayExecutor(Executor):
+    """Submits calls as tasks of Ray, for `outrider.speculate(..., executor=RayExecutor())`.
+
+    options  of `ray.remote`: num_cpus, num_gpus, resources, max_retries and so on
+
+    A function travels to the cluster once. Ray is started, or joined, as `ray.init` would; it is
+    left running. Raises BackendUnavailable without the extra `ray`.
+
+    >>> outrider.speculate(f, g, step, states, 100, executor=RayExecutor())    # doctest: +SKIP
+    """
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise BackendUnavailable(
+                f"RayExecutor needs Ray, and {error.name} is not installed; pip install "
+                "'outrider[ray]', or use a pool of concurrent.futures"
+            ) from None
+        self._ray = ray
+        self._task = ray.remote(**options)(_call) if options else ray.remote(_call)
+        self._sent: dict[int, tuple[Callable[..., Any], Any]] = {}  # by identity, kept alive
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """A future of the call."""
+        if id(fn) not in self._sent:
+            self._sent[id(fn)] = fn, self._ray.put(fn)
+        sent = self._sent[id(fn)][1]
+        future: Future[Any] = self._task.remote(sent, *args, **kwargs).future()
+        return future
 
 
 class BatchedFunction:
@@ -46,7 +84,7 @@ class BatchedFunction:
             for part in parts:
                 found.append(self.executor.submit(self.function, part))
             end = None if self.timeout is None else time.monotonic() + self.timeout
-            return reading.joined(
+            return laws.joined(
                 self.name,
                 [
                     self._read(self._told(self._waiting(one, end), len(part)), part)
@@ -75,7 +113,7 @@ class BatchedFunction:
         return wait
 
     def _read(self, given: object, states: Sequence[Any]) -> LawTable:
-        return reading.read(self.name, given, len(states))
+        return laws.read(self.name, given, len(states))
 
     def _told(self, call: Callable[[], object], count: int) -> object:
         """The call's result; what it raises is told where it comes from, and goes on."""

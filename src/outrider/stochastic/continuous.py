@@ -29,9 +29,9 @@ from outrider.stochastic.laws import (
     Probabilities,
     fine_uniforms,
     generator,
+    joined,
 )
-from outrider.stochastic.proposal import Place, Proposal, RoundVerdict
-from outrider.stochastic.reading import joined
+from outrider.stochastic.outcomes import Place, Proposal, RoundVerdict
 
 MOST_TRIALS = 1 << 22  #: draws for one residual: a law of total variation t stays without with less
 # than t (1 - t)^MOST_TRIALS < 1e-7 of all rounds, whatever t is

@@ -11,9 +11,9 @@ from outrider import arguments, noise, verifiers
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import RequestStats
-from outrider.stochastic import continuous, laws, outcomes, reading
+from outrider.stochastic import continuous, laws, outcomes
 from outrider.stochastic.calls import BatchedFunction
-from outrider.stochastic.proposal import Place, Proposal, RoundVerdict
+from outrider.stochastic.outcomes import Place, Proposal, RoundVerdict
 from outrider.tree import branching as tree_of
 from outrider.tree import children
 from outrider.types import DrawKind, Verifier
@@ -149,7 +149,7 @@ class _Trajectories:
         here.target = self.f([here.states[row][node] for row, node in here.asked])
         self._settle(here.target)
         for _, table in here.guesses:
-            reading.check_alike(here.target, table)
+            laws.check_alike(here.target, table)
         return here
 
     def _settle(self, table: laws.LawTable) -> None:

@@ -13,10 +13,8 @@ from transformers import PreTrainedModel
 from outrider.models import TransformersRunner
 from outrider.testing import checks, runner_checks, sourced
 from outrider.testing.checks import CHECKS, SETTINGS, Case, Check, Maker
-from outrider.testing.law import p_value, text_law
-from outrider.testing.meta import MetaModel
-from outrider.testing.models import PROMPTS, RUNNERS, VOCAB, llama, pair, perturbed
-from outrider.testing.runs import Restless, begun, decode
+from outrider.testing.models import PROMPTS, RUNNERS, VOCAB, MetaModel, llama, pair, perturbed
+from outrider.testing.runs import Restless, begun, decode, p_value, text_law
 from outrider.testing.sourced import FAMILIES, encoder_decoder, encoder_decoders, sources
 from outrider.types import Verifier
 

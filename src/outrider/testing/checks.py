@@ -21,10 +21,8 @@ from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.testing.law import p_value, text_law
-from outrider.testing.meta import MetaModel
-from outrider.testing.models import PROMPTS, VOCAB, llama, pair
-from outrider.testing.runs import Restless, begun, decode
+from outrider.testing.models import PROMPTS, VOCAB, MetaModel, llama, pair
+from outrider.testing.runs import Restless, begun, decode, p_value, text_law
 from outrider.types import Draft, Drafter, DraftShape, DrawKind, LanguageModel, Verifier
 
 # What a check is given and what it says when it fails: the check, the setting and the shape.

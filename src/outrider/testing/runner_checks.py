@@ -11,14 +11,12 @@ from outrider.engine import step
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
 from outrider.models import TransformersRunner, TreeDecoder, load_checks
-from outrider.models.prefill import ingest
-from outrider.models.tree_inputs import of_tree
+from outrider.models.prefill import ingest, of_tree
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing import checks
 from outrider.testing.checks import CHECKS, SETTINGS, Case, Maker, expect
-from outrider.testing.law import p_value, text_law
 from outrider.testing.models import PROMPTS, VOCAB, llama, pair
-from outrider.testing.runs import decode
+from outrider.testing.runs import decode, p_value, text_law
 from outrider.tree import from_parents
 from outrider.types import Drafter, Verifier
 

@@ -1,8 +1,8 @@
-"""What users give to be answered, as the engine takes it: prompts, sources and references."""
+"""What users give to be answered, as the engine takes it: prompts, sources, and what goes along."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from outrider import arguments
 from outrider.drafters import DRAFTERS, Root
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
@@ -17,6 +18,44 @@ from outrider.text.decoder_prompt import DecoderPrompt
 from outrider.text.media_processor import MediaProcessor, has_media
 from outrider.text.tokens import encode, separate
 from outrider.types import Drafter, Inputs, LanguageModel, MultiModalInputs, Tokenizer
+
+# Which adapter writes each answer, as it is asked for: by its name, or by vLLM's LoRARequest.
+
+
+class NamedAdapter(Protocol):
+    """What vLLM calls a LoRARequest: its name is read, and nothing else of it."""
+
+    lora_name: str
+
+
+Adapter: TypeAlias = str | NamedAdapter | None  #: None: the target alone
+
+
+def adapter_names(given: Adapter | Sequence[Adapter], rows: int) -> list[str | None]:
+    """One name a row, from one for all or one for each.
+
+    >>> adapter_names("sql", 2), adapter_names([None, "sql"], 2)
+    (['sql', 'sql'], [None, 'sql'])
+    """
+    if not isinstance(given, (list, tuple)):
+        return [_name(given)] * rows
+    if len(given) != rows:
+        raise ConfigurationError(
+            f"lora_request must be one adapter or one per prompt; got {len(given)} for {rows} "
+            "prompts; give one to use it for all"
+        )
+    return [_name(one) for one in given]
+
+
+def _name(given: object) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    name = getattr(given, "lora_name", None)
+    if not isinstance(name, str):
+        do = "give the name that it has in lora_modules, or None"
+        arguments.refuse("lora_request", "an adapter by name", given, do)
+    return name
+
 
 #: A text or its token ids.
 Text: TypeAlias = str | Sequence[int]

@@ -16,10 +16,16 @@ from outrider.engine.request import Request, StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import RequestStats, Stats
-from outrider.text.adapter_names import Adapter, adapter_names
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
 from outrider.text.output_text import IncrementalText, Stop, Stream, stop_ids
-from outrider.text.prompts import EncodedPrompts, PromptEncoder, Text, refuse_useless
+from outrider.text.prompts import (
+    Adapter,
+    EncodedPrompts,
+    PromptEncoder,
+    Text,
+    adapter_names,
+    refuse_useless,
+)
 from outrider.text.results import Completion, Generation, NearTie
 from outrider.text.tokens import Detokenizer
 from outrider.types import Drafter, Inputs, Verifier
@@ -34,8 +40,7 @@ if TYPE_CHECKING:
     from outrider.speech.speech_model import WhisperModel
     from outrider.speech.transcriber import Transcription
     from outrider.text.media_processor import MediaProcessor
-    from outrider.text.sound_prompts import TranscriptionPrompts
-    from outrider.text.sound_sources import SourceTranscription
+    from outrider.text.sound_prompts import SourceTranscription, TranscriptionPrompts
 
 # Answers by beam search: the finished beams as texts.
 
@@ -388,7 +393,7 @@ class Speculator:
 
     def _sound_source(self, media: "MediaProcessor") -> "SourceTranscription":
         """Transcription by a model that hears a recording as its source."""
-        from outrider.text.sound_sources import SourceTranscription
+        from outrider.text.sound_prompts import SourceTranscription
 
         name = "this model" if self.notes is None else str(self.notes.target)
         begun = () if self.opening is None else (self.opening.start,)

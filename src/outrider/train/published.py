@@ -14,7 +14,7 @@ from outrider.loading import load
 from outrider.models.placement import usable
 from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
-from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
+from outrider.train.features import DEPTH, TEMPERATURES, Alpha
 from outrider.train.job import Result
 from outrider.train.task import Task
 

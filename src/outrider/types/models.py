@@ -10,7 +10,7 @@ from outrider.row_params import gather_rows, joined, narrowed, picked, scatter_r
 
 
 class Nodes(NamedTuple):
-    """One model call: Q tokens of every row. Made by `outrider.models.tree_inputs`."""
+    """One model call: Q tokens of every row. Made by `outrider.models.prefill`."""
 
     tokens_BQ: Tensor
     positions_BQ: Tensor

@@ -38,13 +38,11 @@ _HOMES = {
     "match": "outrider.verifiers.match:Match()",
     "coupled": "outrider.verifiers.match:COUPLED",
     "rejection": "outrider.verifiers.rejection:Rejection()",
-    "non_iterative": "outrider.verifiers.non_iterative:NonIterative()",
     "block": "outrider.verifiers.block:BlockVerifier()",
     "traversal": "outrider.verifiers.traversal:Traversal()",
     "hub": "outrider.verifiers.hub:HubVerifier()",
     "multi_round": "outrider.verifiers.rejection:MULTI_ROUND",
     "kseq": "outrider.verifiers.kseq:KSeq()",
-    "otm": "outrider.verifiers.otm:Otm()",
     "lenience": "outrider.verifiers.lenience:Lenience()",
     "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax()",
     "typical": "outrider.verifiers.typical:Typical()",
@@ -64,7 +62,7 @@ def register(rule: "Verifier") -> None:
 
     Raises ConfigurationError for a name that is taken, and for what is no rule.
 
-    >>> from outrider.verifiers.aliases import AliasedVerifier
+    >>> from outrider.verifiers.tree_walk import AliasedVerifier
     >>> register(AliasedVerifier("mine", get("match"), get("match").kinds))
     >>> VERIFIERS.pop("mine").name
     'mine'
@@ -164,16 +162,24 @@ def named(rule: "str | Verifier | None") -> "Verifier | None":
     return rule
 
 
-def listed(rules: "Iterable[Verifier] | None" = None) -> list[str]:
-    """Names in order, of all if none are given; a rule that changes the law says so.
+def names() -> list[str]:
+    """All by name, those of plug-ins too; one of ours that changes the law says so.
 
-    >>> [name for name in listed() if "lossy" in name]
+    Nothing is imported for this.
+
+    >>> [name for name in names() if "lossy" in name]
     ['lenience (lossy)', 'lenience_argmax (lossy)', 'sigmoid (lossy)', 'typical (lossy)']
     """
-    if rules is None:  # nothing is imported for this
-        added = [VERIFIERS[name] for name in VERIFIERS if name not in _HOMES]
-        shipped = [f"{name} (lossy)" if name in LOSSY else name for name in _HOMES]
-        return sorted(shipped + listed(added))
+    shipped = [f"{name} (lossy)" if name in LOSSY else name for name in _HOMES]
+    return sorted({*shipped, *PLUGINS.names()})
+
+
+def listed(rules: "Iterable[Verifier]") -> list[str]:
+    """Names in order; a rule that changes the law says so.
+
+    >>> listed([get("typical"), get("block")])
+    ['block', 'typical (lossy)']
+    """
     return sorted(rule.name if rule.exact else f"{rule.name} (lossy)" for rule in rules)
 
 

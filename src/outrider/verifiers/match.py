@@ -16,8 +16,8 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import tree_walk
-from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.sibling_draws import SiblingLevel
+from outrider.verifiers.tree_walk import AliasedVerifier
 
 
 @dataclass(frozen=True)

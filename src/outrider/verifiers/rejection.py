@@ -8,7 +8,7 @@ their tokens. Children drawn with replacement make it multi-round rejection (Spe
 child is verified with a one-hot q.
 
 This is the formula, and what tests hold others to. What runs in a step, where a backend has it, is
-the same test in `ops/cpu/chain.py` and `tree.py`, or `ops/triton/chain.py` and `tree.py`, found by
+the same test in `ops/cpu/rejection_walk.py`, or in `ops/triton/chain.py` and `tree.py`, found by
 `kernel_dispatch.run_kernel`.
 """
 
@@ -20,8 +20,8 @@ from torch import Tensor
 from outrider import ops
 from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain, tree_walk
-from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.sibling_draws import SiblingLevel, pick
+from outrider.verifiers.tree_walk import AliasedVerifier
 
 
 def verify(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
-from outrider.models.tree_inputs import of_tree
+from outrider.models.prefill import of_tree
 from outrider.row_params import SamplingRows
 from outrider.tree import numbers, visible
 from outrider.types import Context, Draft, DrawKind, Laws, Nodes, Tree

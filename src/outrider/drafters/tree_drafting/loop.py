@@ -16,8 +16,7 @@ from outrider import noise, ops
 from outrider.drafters.tree_drafting.builder import Children, TreeBuilder
 from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
 from outrider.models.model_wrapper import rereads
-from outrider.models.prefill import CHUNK, ingest, width
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import CHUNK, causal, ingest, width
 from outrider.noise import Purpose
 from outrider.row_params import SamplingRows
 from outrider.sampling.columns import among

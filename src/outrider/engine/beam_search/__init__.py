@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from outrider import lazy
 
 if TYPE_CHECKING:
-    from outrider.engine.beam_search.beams import Beams
+    from outrider.engine.beam_search.step import Beams
 
 __all__ = ["Beams"]
-__getattr__, __dir__ = lazy.exports(__name__, {"Beams": "outrider.engine.beam_search.beams"})
+__getattr__, __dir__ = lazy.exports(__name__, {"Beams": "outrider.engine.beam_search.step"})

@@ -13,7 +13,6 @@ from outrider.drafters import DraftModel, Root
 from outrider.drafters.draft_sampling import Tempered
 from outrider.drafters.tree_drafting import inputs_for
 from outrider.engine.batch import encoded, references
-from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import (
     CandidateSource,
     DraftedCandidates,
@@ -28,7 +27,7 @@ from outrider.engine.beam_search.run import (
     SearchCounts,
 )
 from outrider.engine.beam_search.scorer import NARROW, Prefix, PrefixScorer, Shaper
-from outrider.engine.beam_search.step import Rules
+from outrider.engine.beam_search.step import Beams, Rules
 from outrider.engine.request import Request, check, source_ids, wear
 from outrider.errors import ConfigurationError
 from outrider.row_params import SamplingRows, Shaping

@@ -6,6 +6,7 @@ load, and none is padded.
 """
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,8 +14,10 @@ from torch import Tensor
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotLayer
 from outrider.models.cpu_kernels import build, tile_kernels
-from outrider.models.layer_ops import AttentionShape
 from outrider.types import Nodes
+
+if TYPE_CHECKING:
+    from outrider.models.layer import AttentionShape
 
 #: Every count of nodes and every width is as good as any other, and so is every tree.
 ROUNDING = BatchInvariance(skipped=(), trees=True)
@@ -33,7 +36,7 @@ class _AttentionSizes(ctypes.Structure):
 
 
 def unsupported_reason(
-    shape: AttentionShape, hidden: int, inner: int, act: str, like: Tensor
+    shape: "AttentionShape", hidden: int, inner: int, act: str, like: Tensor
 ) -> str | None:
     """Why a Llama with weights like these runs torch's operators; None: it need not."""
     if act not in ("silu", "swish"):
@@ -43,7 +46,7 @@ def unsupported_reason(
     return cannot_attend(shape, like)
 
 
-def cannot_attend(shape: AttentionShape, like: Tensor) -> str | None:
+def cannot_attend(shape: "AttentionShape", like: Tensor) -> str | None:
     """Why attention of this shape, over states as `like`, is torch's; None: it need not be."""
     if like.device.type != "cpu" or like.dtype not in DTYPES:
         return "compiled for bfloat16 and float32 on a CPU alone"
@@ -58,7 +61,7 @@ class CpuKernels:
     Raises RuntimeError where `unsupported_reason` says why.
     """
 
-    def __init__(self, shape: AttentionShape, cos: Tensor, sin: Tensor) -> None:
+    def __init__(self, shape: "AttentionShape", cos: Tensor, sin: Tensor) -> None:
         self.shape, self.cos, self.sin = shape, cos, sin
         self.dtype = cos.dtype
         self.is_half = cos.dtype == torch.bfloat16

@@ -14,11 +14,11 @@ from torch import Tensor, distributed
 from outrider.errors import ShardLost
 from outrider.models.cache import SlotCache
 from outrider.models.decoder import TreeDecoder
-from outrider.models.distributed.group import Group
 from outrider.models.distributed.rpc import (
     Broadcaster,
     DropCache,
     ForwardCall,
+    Group,
     KeepPath,
     NarrowRows,
     OpenCache,

@@ -12,15 +12,14 @@ from outrider.ops.backend import Backend
 from outrider.ops.cpu import (
     beam,
     block,
-    chain,
     commit_tokens,
     filters,
     kseq,
     law_slices,
     match,
+    rejection_walk,
     sample,
     traversal,
-    tree,
 )
 from outrider.types import Draft
 
@@ -39,10 +38,10 @@ def _declines(op: str, *inputs: object) -> str | None:
 BACKEND = Backend(
     "cpu",
     {
-        "verify:chain": chain.verify,
+        "verify:chain": rejection_walk.verify_chain,
         "verify:block": block.verify,
         "verify:match": match.verify,
-        "verify:tree": tree.verify,
+        "verify:tree": rejection_walk.verify_tree,
         "verify:traversal": traversal.verify,
         "verify:kseq": kseq.verify,
         "streams": sample.streams,

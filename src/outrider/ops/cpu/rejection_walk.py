@@ -1,4 +1,6 @@
-"""The state of a rejection walk on a CPU: the node's target law, the draft's law, what is left.
+"""Rejection on a CPU, over chains and trees, and the state of such a walk.
+
+The state: the node's target law, the draft's law, what is left.
 
 Three scratch rows serve a whole verification, however many nodes are visited:
 
@@ -174,3 +176,78 @@ class RejectionWalk:
             self.drawn_mass = total(self.drafted.row, self.drafted.tensor)
             if self.drawn_mass < LITTLE * self.whole:
                 self.drawn_mass = self.drafted.fill_without(b, row, self.refused)
+
+
+# Token-level verification of a chain on a CPU (Leviathan et al. 2023, algorithm 1).
+#
+#     accept x_i iff u_i q_i(x_i) < p_i(x_i)
+#     at the first refusal y ~ norm((p_i - q_i)+), after the last acceptance y ~ p
+#
+# Laws are normalised lazily: position i is read only if all before it were accepted, and the row
+# where the walk stops is already in scratch when the residual is formed.
+
+
+def verify_chain(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+    """Path, count and next token; with `overlap` also sum min(p, q) at each examined position."""
+    walk = RejectionWalk(draft, scores, draws)
+    results = []
+    for b in range(walk.batch):
+        path: list[int] = []
+        shared: list[float] = []
+        node = 0
+        while len(path) < walk.depth and (kid := walk.kid(b, node, 0)) >= 0:
+            walk.enter(b, node)
+            kept = None if overlap else walk.kept(b, node, kid)
+            drawn = walk.guess(b, node, 0) if kept is None else kept
+            if overlap:
+                shared.append(walk.overlap())
+            if walk.uniform(b, node, 0) * drawn < walk.owed(b, kid):
+                path.append(kid)
+                node = kid
+                continue
+            if kept is not None:
+                walk.guess(b, node, 0)
+            walk.refuse(b)
+            break
+        else:
+            walk.enter(b, node)
+        results.append((path, walk.draw(b, node), shared))
+    return walk.verdict(results, overlap)
+
+
+# Recursive rejection over a tree on a CPU (Jeon et al. 2024, algorithm 6, slips mended).
+#
+# At a node every child is tested in draw order against what its earlier siblings left over:
+#
+#     accept c iff u q(c) < left(c);  on refusal left <- norm((left - q)+), q <- q without c
+#
+# Only the laws of visited nodes are normalised.
+
+
+def verify_tree(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+    """Path, count, next token and the first draw's overlap at each depth that was examined."""
+    walk = RejectionWalk(draft, scores, draws)
+    results = []
+    for b in range(walk.batch):
+        path: list[int] = []
+        shared: list[float] = []
+        node, going = 0, True
+        while going:
+            walk.enter(b, node)
+            going = False
+            for k in range(walk.most if len(path) < walk.depth else 0):
+                kid = walk.kid(b, node, k)
+                if kid < 0:
+                    continue
+                drawn = walk.guess(b, node, k)
+                if overlap and k == 0:
+                    shared.append(walk.overlap())
+                if walk.uniform(b, node, k) * drawn < walk.owed(b, kid):
+                    path.append(kid)
+                    node, going = kid, True
+                    break
+                walk.refuse(b, last=False)
+            if overlap and len(shared) < len(path):
+                shared.append(float("nan"))
+        results.append((path, walk.draw(b, node), shared))
+    return walk.verdict(results, overlap)

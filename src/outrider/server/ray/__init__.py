@@ -2,10 +2,8 @@
 
     serve run outrider.server.ray.replicas:application target=HuggingFaceTB/SmolLM2-135M-Instruct
 
-replicas       a server as a Serve replica, several of them, and which one is asked
-asgi_call      that server asked in its own process
-ingress        where requests come in; a stream whose replica dies goes on elsewhere
-stream_resume  what was sent of a stream, so that another replica can go on with it
-routing        prompts that begin alike go to the replica that has read them
-batches        files of requests on Ray Data
+replicas  a server as a Serve replica, asked in its own process, and several of them
+ingress   where requests come in: prompts that begin alike go to the replica that has read them,
+          and a stream whose replica dies goes on elsewhere
+batches   files of requests on Ray Data
 """

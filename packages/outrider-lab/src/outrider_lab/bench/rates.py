@@ -21,7 +21,6 @@ import torch
 
 from outrider import SamplingParams, StopConditions
 from outrider.costs import Curve, Sizes
-from outrider.drafters import Random
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
@@ -30,10 +29,11 @@ from outrider.engine.speculation_policy.protocol import BatchView, StepReport
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.hf import TransformersRunner
+from outrider.models.prefill import causal
 from outrider.models.prefix_cache import PrefixCache
-from outrider.models.tree_inputs import causal
 from outrider.testing import llama
 from outrider.types import DraftShape
+from outrider_lab.drafters.random import Random
 from outrider_lab.theory.capacity import UNIT, Machine
 
 # What steps of the running engine take, by rows, nodes and context.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.testing.law import chi_square_tail
+from outrider.testing.runs import chi_square_tail
 from outrider_lab.certify.report import Test
 from outrider_lab.certify.statistics import (
     Surplus,

@@ -14,17 +14,16 @@ from torch import Tensor
 from outrider import ops
 from outrider.drafters.draft_model import model_of
 from outrider.drafters.layer_skip import LayerSkip
-from outrider.drafters.lookahead import Lookahead
 from outrider.drafters.tree_drafting.loop import inputs_for
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
-from outrider.models.prefill import ingest
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal, ingest
 from outrider.row_params import SamplingRows
 from outrider.sampling import logits_processors
 from outrider.sampling.sampling_params import SamplingParams, rows, warp
 from outrider.tree import chain
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
+from outrider_lab.drafters.lookahead import Lookahead
 
 
 @dataclass(frozen=True)

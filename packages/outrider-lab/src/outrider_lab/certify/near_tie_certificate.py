@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.models.tree_inputs import causal
+from outrider.models.prefill import causal
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import LanguageModel
 from outrider_lab.certify.laws import CertifiedText, Scored, pad, read

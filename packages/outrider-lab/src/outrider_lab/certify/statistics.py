@@ -8,7 +8,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from outrider.testing.law import chi_square_tail
+from outrider.testing.runs import chi_square_tail
 from outrider_lab.certify.report import Test
 
 _NORMAL = NormalDist()

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from outrider.cli.console import Show
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.decode import Searched, search
 from outrider.engine.beam_search.lookahead import LookaheadDepth, LookaheadDepths
+from outrider.engine.beam_search.step import Beams
 from outrider.engine.request import Request, StopConditions
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator

@@ -26,8 +26,8 @@ from outrider import SamplingParams, Speculator, Stop
 from outrider.cli.console import Show
 from outrider.drafters.layer_skip import part
 from outrider.models import layer_subset
+from outrider.models.prefill import causal
 from outrider.models.sources import ModelSource
-from outrider.models.tree_inputs import causal
 from outrider.text.tokens import encode
 from outrider.types import LanguageModel, Nodes
 from outrider_lab.bench import intervals

@@ -52,7 +52,7 @@ class Lookahead:
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:
-        do = "see drafters.lookahead"
+        do = "see outrider_lab.drafters.lookahead"
         arguments.wholes(self, do, window=1, order=2, tried=1, kept=self.window)
 
     @property

@@ -1,4 +1,4 @@
-"""Shapes of static trees: the best one for a vector of acceptances (Sequoia, Chen et al. 2024).
+"""Drafters of trees of fixed shape, and the best such shape (Sequoia, Chen et al. 2024).
 
 `acceptance[k]` is the chance that the k-th child of a node is the one that is kept, given that the
 node was. A tree's expected tokens are the sum over its nodes of the product along their paths. For
@@ -7,12 +7,17 @@ the best trees of all sizes in one pass, depth cap included.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import ClassVar
 
+from outrider import ops
+from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.recipes import Recipe, one_depth
+from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel
 from outrider.errors import ConfigurationError
 from outrider.tree import within
-from outrider.types import Drafter, LanguageModel
+from outrider.types import Drafter, DrawKind, LanguageModel, Laws
 
 #: Children per level of a tree whose shape nobody asked for, at most as deep as was asked for.
 USUAL = (3, 2, 2, 1)
@@ -93,3 +98,84 @@ def recipe(tree: Callable[..., Drafter]) -> Recipe:
 
     takes = ("num_speculative_tokens", "branching", "tree_acceptance", "total_tokens")
     return Recipe(made, ("model",), takes)
+
+
+# The draft's top tokens in a tree of fixed shape (Medusa's and EAGLE-1's layout).
+#
+# Nothing is drawn, so no draft law is kept and `match` is the best rule: it accepts p of the placed
+# set. Strong at low temperature, weak at 1.
+
+
+@dataclass(frozen=True)
+class Top:
+    """Child j of a node is the draft's j-th best token there."""
+
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.FIXED,)
+
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
+        """The top tokens that the filters leave in."""
+        tokens, there = ops.largest(ops.scaled(law), level.most)
+        return Children(level.spread(tokens), level.spread(there), law)
+
+
+def StaticTree(
+    model: LanguageModel,
+    counts: tuple[int, ...] = (3, 2, 2, 1),
+    parents: tuple[int, ...] | None = None,
+) -> DraftModel:
+    """A tree of the draft's top tokens: `counts` children per level, or `parents` in BFS order."""
+    return DraftModel(model, counts, parents=parents, name="static_tree", policy=Top())
+
+
+STATIC_TREE = recipe(StaticTree)
+
+
+# Children drawn without replacement in a tree of fixed shape: Sequoia; RSD-C if it is even.
+
+
+def SampledTree(
+    model: LanguageModel,
+    counts: tuple[int, ...] = (3, 2, 2, 1),
+    parents: tuple[int, ...] | None = None,
+) -> DraftModel:
+    """`DraftModel` by another name, with the shapes of the other trees.
+
+    >>> SampledTree(model, parents=optimal((0.6, 0.2), 8, 3))                # doctest: +SKIP
+    """
+    return DraftModel(model, counts, parents=parents, name="sampled_tree")
+
+
+SAMPLED_TREE = recipe(SampledTree)
+
+
+# Hub nodes (SpecHub, Sun, Zhou et al. 2024; Hu et al. 2025): one child is drawn, the rest placed.
+#
+# Of c children the draft's top c - 1 tokens are placed and one is drawn from the draft's law
+# without them; the drawn one stands first. Verified by `hub` or `traversal` a node accepts the most
+# any rule can for such a draft.
+
+
+@dataclass(frozen=True)
+class HubPolicy:
+    """A node with one child draws it from the whole law."""
+
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT, DrawKind.FIXED)
+
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
+        """The drawn token, then the top tokens; the declared law leaves the latter out."""
+        names = keys.own(level.start, level.stop)
+        placed = [max(fan - 1, 0) for fan in level.fan]
+        tokens, there, law = ops.several(law, names, 1, placed)
+        return Children(level.spread(tokens), level.spread_if(there), law)
+
+
+def HubTree(
+    model: LanguageModel,
+    counts: tuple[int, ...] = (3, 2, 2, 1),
+    parents: tuple[int, ...] | None = None,
+) -> DraftModel:
+    """A tree of hub nodes: `counts` children per level, or `parents` in BFS order."""
+    return DraftModel(model, counts, parents=parents, name="hub_tree", policy=HubPolicy())
+
+
+HUB_TREE = recipe(HubTree)
