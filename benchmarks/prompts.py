@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import outrider
 from outrider import Engine, Root, SamplingParams, StopConditions
-from outrider.models import TransformersRunner, TreeDecoder, weight_packing
+from outrider.models import TransformersRunner, TreeDecoder, linear
 
 STEPS = 16
 Arm = Callable[[list[int], int], None]
@@ -73,7 +73,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         given.model, dtype=torch.bfloat16, trust_remote_code=False
     ).eval()
-    packed = weight_packing.pack_linear_layers(model)
+    packed = linear.pack_linear_layers(model)
     assert packed is not None
     arms = {
         "ours": ours(Engine(speculator.engine.target, Root())),

@@ -213,7 +213,7 @@ EXCEPTIONS = {
     "models/bart.py:_bias": "looks at weights before any run",
     "models/bart_encoder.py:": "runs on a CPU alone, once a source",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
-    "models/distributed/rpc.py:receive": "orders travel between hosts, on a CPU",
+    "models/distributed.py:receive": "orders travel between hosts, on a CPU",
     "sampling/custom_processors.py:": "processors of transformers are Python",
 }
 

@@ -61,8 +61,7 @@ if TYPE_CHECKING:
     from outrider.sampling.timestamps import Timestamps
     from outrider.stats import RequestStats, Stats
     from outrider.stochastic.rounds import speculate
-    from outrider.text.output_text import Stop
-    from outrider.text.results import Completion, Generation, TextBlock
+    from outrider.text.output_text import Completion, Generation, Stop, TextBlock
     from outrider.text.speculator import Speculator
 
 __version__ = "0.1.0"
@@ -123,9 +122,9 @@ _HOMES = {
     "RequestStats": "outrider.stats",
     "Stats": "outrider.stats",
     "speculate": "outrider.stochastic.rounds",
-    "Completion": "outrider.text.results",
-    "Generation": "outrider.text.results",
-    "TextBlock": "outrider.text.results",
+    "Completion": "outrider.text.output_text",
+    "Generation": "outrider.text.output_text",
+    "TextBlock": "outrider.text.output_text",
     "Speculator": "outrider.text.speculator",
     "Stop": "outrider.text.output_text",
 }

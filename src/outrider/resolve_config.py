@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from outrider.load_config import Model, Tokenizers
-    from outrider.models.distributed.rpc import Group
+    from outrider.models.distributed import Group
 
     #: What a user may give as a draft, once its layers are read.
     AnyDraft: TypeAlias = Model | LayerSubset | Sequence[Model] | None

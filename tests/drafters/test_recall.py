@@ -12,14 +12,13 @@ from outrider.drafters import (
     DrafterParts,
     DraftOptions,
     Recall,
+    automaton,
     deterministic_tree,
     make,
     recall,
-    request_history,
 )
-from outrider.drafters.automaton import Automaton
+from outrider.drafters.automaton import Automaton, Successors
 from outrider.drafters.deterministic_tree import HostTree
-from outrider.drafters.request_history import Successors
 from outrider.engine import step
 from outrider.errors import ConfigurationError
 from outrider.testing.models import MetaModel
@@ -86,7 +85,7 @@ def test_copies_stand_beside_what_the_target_held_likely():
 
 
 def test_two_tokens_are_asked_before_one_and_the_oldest_rows_go(monkeypatch):
-    monkeypatch.setattr(request_history, "MOST", 2)
+    monkeypatch.setattr(automaton, "MOST", 2)
     after = Successors()
     for before, token in ((1, 2), (3, 2), (1, 4), (1, 5)):
         after.keep(before, token, [before])

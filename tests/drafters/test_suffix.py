@@ -15,7 +15,7 @@ from outrider import (
     StopConditions,
     verifiers,
 )
-from outrider.drafters import Recall, Suffix, deterministic_tree, request_history
+from outrider.drafters import Recall, Suffix, automaton, deterministic_tree
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import NoMemory
 from outrider.drafters.root import bare
@@ -228,7 +228,7 @@ def test_why_a_rule_of_chance_must_not_verify_them():
 
 
 def test_earlier_texts_are_bounded_and_kept_apart():
-    kept = request_history.RequestHistory(10)
+    kept = automaton.RequestHistory(10)
     for number in range(12):
         text = kept.begun()
         kept.watch(text)

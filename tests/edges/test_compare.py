@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from outrider import SamplingParams, cli
 from outrider.errors import ConfigurationError, PromptError
-from outrider.integrations import arms
-from outrider_lab.bench import compare
+from outrider_lab.bench import arms, compare
 from outrider_lab.commands import compare as command
 
 RUN = CliRunner()

@@ -19,7 +19,7 @@ from outrider import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.sampling import logits_processors
-from outrider.sampling.columns import among
+from outrider.sampling.logits_processors import among
 from tiny import DRAFTERS, pair
 
 VOCAB, STOPS = 11, (0, 4)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, SeamlessM4TConfig
 from outrider import SamplingParams, Stop, StopConditions, load
 from outrider.costs import Costs
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import load_checks, runner_of, weight_only, weight_packing
+from outrider.models import linear, load_checks, runner_of, weight_only
 from outrider.models.auto_classes import auto_class
 from outrider.models.decoder import TreeDecoder
 from outrider.models.runtime_config import RuntimeOptions, resolve_runtime
@@ -222,7 +222,7 @@ def test_weights_of_another_library_are_not_packed():
     layers = [part for part in model.modules() if type(part) is torch.nn.Linear]
     for layer in layers:
         layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Elsewhere))
-    assert weight_packing.pack_linear_layers(model) is None
+    assert linear.pack_linear_layers(model) is None
 
 
 @pytest.mark.parametrize("kind", ["ctrl", "gpt2"])

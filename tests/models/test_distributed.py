@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider.errors import ConfigurationError
-from outrider.models import adapt, llama
-from outrider.models.distributed import rpc
+from outrider.models import adapt, distributed, llama
 from outrider.models.hf import TransformersRunner
 from outrider.testing import llama as tiny_llama
 
@@ -54,7 +53,7 @@ def cut(load, size=2):
 def careless(rank):
     """Rank 1 leaves the entries of accepted paths where the tree had them."""
     if rank == 1:
-        rpc.KeepPath.run = lambda self, shard, tensors: None
+        distributed.KeepPath.run = lambda self, shard, tensors: None
 
 
 @pytest.mark.one_in(2)

@@ -19,7 +19,7 @@ from outrider import (
     load,
     verifiers,
 )
-from outrider.models import LlamaRunner, TreeDecoder, adapt, weight_packing
+from outrider.models import LlamaRunner, TreeDecoder, adapt, linear
 from outrider.models.cpu_kernels import build, cross_attention, int8
 from outrider.models.cpu_kernels.int8 import Int8Product, rounded
 from outrider.models.heads import HeadStates, blockwise
@@ -148,7 +148,7 @@ def test_a_model_without_layers_of_those_types_is_refused():
                 other = Other(child.in_features, child.out_features, bias=False)
                 setattr(part, name, other)
     with pytest.raises(ConfigurationError, match="layers of type Linear and Conv1D; got draft_d"):
-        weight_packing.quantize_int8(model)
+        linear.quantize_int8(model)
 
 
 def engines(drafter_of):

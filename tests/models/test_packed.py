@@ -6,7 +6,7 @@ from families import FAMILIES, build
 
 import outrider
 from outrider import ConfigurationError, SamplingParams, Stop
-from outrider.models import adapt, weight_packing
+from outrider.models import adapt, linear
 from outrider.models.linear import can_pack
 from outrider.models.prefill import causal
 
@@ -55,7 +55,7 @@ def test_a_model_without_linear_layers_has_nothing_to_pack():
     for part in model.modules():
         if type(part) is torch.nn.Linear:
             part.__class__ = Other
-    assert weight_packing.pack_linear_layers(model) is None
+    assert linear.pack_linear_layers(model) is None
     assert not adapt(model, packed=True).runner.packed
     with pytest.raises(ConfigurationError, match="pack_weights=True is for linear layers"):
         outrider.load(model, pack_weights=True, drafter="root", threads=1)

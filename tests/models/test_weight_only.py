@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import outrider
 from outrider import ConfigurationError, SamplingParams, StopConditions, UnknownName
-from outrider.models import adapt, isa, weight_only, weight_packing
+from outrider.models import adapt, isa, linear, weight_only
 from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
 from outrider.models.prefill import causal
@@ -26,14 +26,14 @@ needs_kernels = pytest.mark.skipif(
 
 
 def kept(model, dtype):
-    made = weight_packing.beside(model)
+    made = linear.beside(model)
     weight_only.keep(made, dtype, "it")
     return made
 
 
 def dense(model):
     """The same model with its widened weights, as torch multiplies them."""
-    made = weight_packing.beside(model)
+    made = linear.beside(model)
     for module in made.modules():
         for leaf, weight in module._parameters.items():
             if isinstance(weight, WeightOnlyTensor):

@@ -3,10 +3,12 @@
 Its progress bars are on stderr, gone when done, absent without a terminal.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -16,11 +18,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from outrider.errors import ConfigurationError, PromptError
 from outrider.models import budget
 
 if TYPE_CHECKING:
     from outrider.engine.outputs import StepOutput
     from outrider.types import Tokenizer
+
 
 # What models, files and servers wrote, on a terminal: characters that command it are shown.
 #
@@ -206,3 +210,67 @@ def figures(
 
 
 LOADING = "loading (the first time this measures the machine for some seconds)"
+
+
+# Texts that a command reads: as they are typed, from a file, or from standard input.
+
+INPUT = "-"  #: names standard input
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, a file, or standard input; never an empty one."""
+    if prompt is not None and file is not None:
+        raise ConfigurationError("got both a prompt and --file; give one of them")
+    text = prompt
+    if text is None:
+        text = read_input("prompt") if file is None else read_file(file, "prompt")
+    if not text:
+        raise PromptError("the prompt is empty; got ''; give at least one character")
+    return text
+
+
+def read_source(given: str) -> str:
+    """The source: what a file of that name holds, standard input for "-", or the text itself."""
+    if given == INPUT:
+        text = read_input("source")
+    else:
+        text = read_file(Path(given), "source") if _is_file(given) else given
+    if not text:
+        raise PromptError("the source is empty; got ''; give at least one character")
+    return text
+
+
+def read_input(what: str) -> str:
+    """Standard input."""
+    if sys.stdin.isatty():
+        err.print(f"reading the {what} from the keyboard; Ctrl-D ends it", style="dim")
+    return _decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def read_file(path: Path, what: str) -> str:
+    """A file of text."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise PromptError(
+            f"cannot read the {what}; got {path}: {error.strerror}; check the path"
+        ) from error
+    return _decoded(raw, str(path))
+
+
+def _is_file(given: str) -> bool:
+    """Whether a file has this name; a text may be too long for one, or hold what none can."""
+    try:
+        return os.path.isfile(given)
+    except ValueError:
+        return False
+
+
+def _decoded(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{where} is not valid UTF-8: byte {raw[error.start]:#04x} at offset {error.start}; "
+            "convert the file first (for example with iconv)"
+        ) from error

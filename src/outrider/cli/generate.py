@@ -11,9 +11,16 @@ import typer
 from outrider import verifiers
 from outrider.cli import console, options
 from outrider.cli.chat import attached, conversation, has_template, refuse_untemplated
-from outrider.cli.console import EXIT_INTERRUPTED, err, out, put
+from outrider.cli.console import (
+    EXIT_INTERRUPTED,
+    err,
+    out,
+    put,
+    read_file,
+    read_prompt,
+    read_source,
+)
 from outrider.cli.drawing import file, pyplot
-from outrider.cli.inputs import read_file, read_prompt, read_source
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
@@ -25,8 +32,7 @@ if TYPE_CHECKING:
     from outrider.models.sources import ModelSource
     from outrider.sampling.sampling_params import SamplingParams as Rules
     from outrider.stats import Stats
-    from outrider.text.output_text import Stream
-    from outrider.text.results import Generation
+    from outrider.text.output_text import Generation, Stream
     from outrider.text.speculator import Speculator
 
 

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import typer
 
 from outrider import arguments, lazy
-from outrider.cli.console import EXIT_ERROR, err, fail
-from outrider.cli.inputs import read_file
+from outrider.cli.console import EXIT_ERROR, err, fail, read_file
 from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.load_config import LoadConfig

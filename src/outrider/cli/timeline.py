@@ -12,7 +12,7 @@ from outrider.cli import drawing
 from outrider.drafters import DraftModel
 from outrider.engine import Engine
 from outrider.models.model_wrapper import ModelWrapper
-from outrider.text.results import Generation
+from outrider.text.output_text import Generation
 from outrider.text.speculator import Speculator
 from outrider.types import Inputs, LanguageModel, Nodes, Output
 

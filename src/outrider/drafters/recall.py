@@ -28,10 +28,9 @@ import torch
 from outrider import arguments, ops
 from outrider.acceptance_stats import BUCKETS, STRENGTH, AcceptanceStats, bucket
 from outrider.drafters import deterministic_tree, recipes, suffix
-from outrider.drafters.automaton import Automaton
+from outrider.drafters.automaton import WIDTH, Automaton, RequestHistory, Successors, Watched
 from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.memory import RowMemories
-from outrider.drafters.request_history import WIDTH, RequestHistory, Successors, Watched
 from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
 from outrider.types import (

@@ -168,7 +168,7 @@ def adapt(
     """
     import torch
 
-    from outrider.models import bart_encoder, llama, placement, unsupported, weight_packing
+    from outrider.models import bart_encoder, linear, llama, placement, unsupported
     from outrider.models.decoder import TreeDecoder
     from outrider.models.llama import LlamaRunner
 
@@ -190,9 +190,9 @@ def adapt(
             f"{type(model).__name__} with draft_dtype='int8'; leave it out"
         )
     made = (
-        weight_packing.quantize_int8(model)
+        linear.quantize_int8(model)
         if int8
-        else weight_packing.pack_linear_layers(model)
+        else linear.pack_linear_layers(model)
         if packed and on_cpu
         else None
     )

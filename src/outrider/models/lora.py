@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
-from outrider.models import peft_models, weight_packing
+from outrider.models import linear, peft_models
 from outrider.models.linear import Product, product, steady
 from outrider.models.weight_only import finite
 
@@ -241,7 +241,7 @@ class LoraBank:
 
         Not those of experts, which are called with some of the nodes alone.
         """
-        made = weight_packing.beside(model)
+        made = linear.beside(model)
         for name, part in made.named_modules():
             if name not in self._sizes or ".experts." in name:
                 continue

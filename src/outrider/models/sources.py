@@ -23,6 +23,7 @@ from outrider.models import (
     adapt,
     auto_classes,
     gguf,
+    linear,
     load_checks,
     peft_models,
     placement,
@@ -31,7 +32,6 @@ from outrider.models import (
     tokenizer_files,
     unsupported,
     weight_only,
-    weight_packing,
 )
 from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
@@ -40,7 +40,7 @@ from outrider.models.foreign_errors import first_line, kind_of, usable_file
 from outrider.models.lora import LoraBank
 
 if TYPE_CHECKING:
-    from outrider.models.distributed.rpc import Group
+    from outrider.models.distributed import Group
 
 _log = logging.getLogger("outrider.models")
 
@@ -335,7 +335,7 @@ class ModelSource:
             numbers = self.checkpoint_dtype() if dtype not in DTYPES else dtype
             model = self._read(numbers, device)
         else:
-            model = weight_packing.beside(self._as_given(self.given, dtype))
+            model = linear.beside(self._as_given(self.given, dtype))
         weight_only.keep(model, dtype, f"the {self.role} model {self}")
         return model
 

@@ -15,7 +15,7 @@ from outrider.server.message_parser import MessageParts
 from outrider.server.model_info import TokenFormatter
 from outrider.server.request_parsing import ChoiceState
 from outrider.stats import RequestStats
-from outrider.text.results import TextBlock
+from outrider.text.output_text import TextBlock
 
 #: A token with its log-probability, as a client reads it.
 Entry: TypeAlias = dict[str, Any]

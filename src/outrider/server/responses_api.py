@@ -14,7 +14,7 @@ from outrider.server.request_parsing import ChoiceState
 from outrider.server.response_builder import usage
 from outrider.server.responses_bodies import ResponsesBody, turn_of
 from outrider.server.serving import Blocks
-from outrider.text.results import TextBlock
+from outrider.text.output_text import TextBlock
 
 #: Of what is kept for `previous_response_id`: responses, and bytes of all of them.
 MOST_KEPT, MOST_BYTES = 1024, 64 << 20

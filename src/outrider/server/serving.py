@@ -40,7 +40,7 @@ from outrider.server.response_builder import (
     padding,
     usage,
 )
-from outrider.text.results import TextBlock
+from outrider.text.output_text import TextBlock
 
 # Where requests become answers, whoever brings them: HTTP, or a file of requests.
 

@@ -17,7 +17,15 @@ from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import RequestStats, Stats
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
-from outrider.text.output_text import IncrementalText, Stop, Stream, stop_ids
+from outrider.text.output_text import (
+    Completion,
+    Generation,
+    IncrementalText,
+    NearTie,
+    Stop,
+    Stream,
+    stop_ids,
+)
 from outrider.text.prompts import (
     Adapter,
     EncodedPrompts,
@@ -26,7 +34,6 @@ from outrider.text.prompts import (
     adapter_names,
     refuse_useless,
 )
-from outrider.text.results import Completion, Generation, NearTie
 from outrider.text.tokens import Detokenizer
 from outrider.types import Drafter, Inputs, Verifier
 

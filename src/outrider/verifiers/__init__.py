@@ -40,7 +40,7 @@ _HOMES = {
     "rejection": "outrider.verifiers.rejection:Rejection()",
     "block": "outrider.verifiers.block:BlockVerifier()",
     "traversal": "outrider.verifiers.traversal:Traversal()",
-    "hub": "outrider.verifiers.hub:HubVerifier()",
+    "hub": "outrider.verifiers.rejection:HubVerifier()",
     "multi_round": "outrider.verifiers.rejection:MULTI_ROUND",
     "kseq": "outrider.verifiers.kseq:KSeq()",
     "lenience": "outrider.verifiers.lenience:Lenience()",

@@ -8,10 +8,9 @@ from outrider.tree import alike
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict, Verifier
 from outrider.verifiers import chain
 from outrider.verifiers.block import BlockVerifier
-from outrider.verifiers.hub import HubVerifier
 from outrider.verifiers.kseq import KSeq
 from outrider.verifiers.match import Match
-from outrider.verifiers.rejection import Rejection
+from outrider.verifiers.rejection import HubVerifier, Rejection
 from outrider.verifiers.sibling_draws import drawn_first
 from outrider.verifiers.traversal import Traversal
 from outrider.verifiers.tree_walk import AliasedVerifier

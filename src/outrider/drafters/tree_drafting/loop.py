@@ -19,8 +19,7 @@ from outrider.models.model_wrapper import rereads
 from outrider.models.prefill import CHUNK, causal, ingest, width
 from outrider.noise import Purpose
 from outrider.row_params import SamplingRows
-from outrider.sampling.columns import among
-from outrider.sampling.logits_processors import apply
+from outrider.sampling.logits_processors import among, apply
 from outrider.sampling.sampling_params import warp
 from outrider.tree import numbers
 from outrider.types import (

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from outrider import arguments
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
-from outrider.integrations.arms import Stock, TimedCompletion
 from outrider.loading import load
 from outrider.models.sources import DTYPES
 from outrider.sampling.sampling_params import SamplingParams
@@ -24,6 +23,7 @@ from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.tree import parents_of
 from outrider_lab.bench import measure
+from outrider_lab.bench.arms import Stock, TimedCompletion
 from outrider_lab.bench.intervals import Interval
 from outrider_lab.bench.machine import environment
 from outrider_lab.bench.measure import Trial

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.text.output_text import Stop
-from outrider.text.results import Generation
+from outrider.text.output_text import Generation, Stop
 from outrider.text.speculator import Speculator
 from outrider_lab.bench import intervals
 
