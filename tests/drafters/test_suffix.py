@@ -18,7 +18,7 @@ from outrider import (
 from outrider.drafters import Recall, Suffix, automaton, deterministic_tree
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import NoMemory
-from outrider.drafters.root import bare
+from outrider.drafters.tree_drafting import bare
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.sampling import sampling_params

@@ -7,10 +7,11 @@ from recorder import HostRead, Recorder
 from outrider import Engine, StopConditions, ops, verifiers
 from outrider.engine import graphs, output_processor, step
 from outrider.engine.engine_run import EngineRun
-from outrider.engine.graphs import CudaCapture, Graphed, spec_decode_step
+from outrider.engine.graphs import CudaCapture, Graphed
 from outrider.engine.outputs import InFlightOutput
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import PlanReport
+from outrider.engine.step import spec_decode_step
 from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import UNIT
 from outrider.sampling.sampling_params import SamplingParams

@@ -5,7 +5,7 @@ import torch
 
 from outrider import DraftModel, Engine, Root, StopConditions, verifiers
 from outrider.engine import graphs
-from outrider.engine.graphs import spec_decode_step
+from outrider.engine.step import spec_decode_step
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.sampling.sampling_params import SamplingParams

@@ -14,8 +14,7 @@ from torch import Tensor
 from outrider import arguments
 from outrider.drafters import recipes
 from outrider.drafters.memory import Forgetful, NoMemory
-from outrider.drafters.root import bare
-from outrider.drafters.tree_drafting import TreeBuilder, shapes
+from outrider.drafters.tree_drafting import TreeBuilder, bare, shapes
 from outrider.tree import numbers
 from outrider.types import Context, Draft, DraftShape, DrawKind
 

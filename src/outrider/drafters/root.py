@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.recipes import Recipe
-from outrider.drafters.tree_drafting import TreeBuilder, shapes
+from outrider.drafters.tree_drafting import bare, shapes
 from outrider.types import PLAIN, Context, Draft, DraftShape, DrawKind
 
 
@@ -21,11 +21,6 @@ class Root(Forgetful):
         """Node 0 alone."""
         shapes.declared(self, shape)
         return bare(context)
-
-
-def bare(context: Context) -> Draft:
-    """The draft with only the pending token."""
-    return TreeBuilder(shapes.fixed((-1,), context.length_B.device), context).draft(())
 
 
 RECIPE = Recipe(Root)

@@ -25,9 +25,7 @@ from outrider.engine.graphs import (
     Capture,
     CudaCapture,
     Graphed,
-    GraphedStep,
     refusal,
-    spec_decode_step,
 )
 from outrider.engine.outputs import Logprobs, StepOutput
 from outrider.engine.request import (
@@ -43,6 +41,7 @@ from outrider.engine.speculation_policy import (
     measure,
     named,
 )
+from outrider.engine.step import GraphedStep, spec_decode_step
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models import budget
 from outrider.models.prefill import causal, inference

@@ -32,7 +32,7 @@ from torch import Tensor
 from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
-from outrider.engine.graphs import Graphed, GraphedStep, spec_decode_step
+from outrider.engine.graphs import Graphed
 from outrider.engine.output_processor import OutputProcessor
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, check, check_fit, clip_shape
@@ -43,6 +43,7 @@ from outrider.engine.speculation_policy import (
     PlannedRow,
     StepReport,
 )
+from outrider.engine.step import GraphedStep, spec_decode_step
 from outrider.errors import CapacityError, ConfigurationError
 from outrider.models.prefill import inference
 from outrider.models.prefix_cache import PrefixCache

@@ -25,18 +25,14 @@ from torch.utils._pytree import tree_leaves
 
 from outrider.engine import step
 from outrider.engine.batch import Batch
+from outrider.engine.step import GraphedStep
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import inference, width
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import (
-    Draft,
     Drafter,
     DraftShape,
     LanguageModel,
-    Scores,
-    StepTensors,
-    Verdict,
-    Verifier,
 )
 
 R = TypeVar("R")
@@ -75,36 +71,6 @@ def check(sampling: SamplingParams, number: int) -> None:
             f"graphs replay no functions of Python; got {len(sampling.processors)} processors of "
             f"request {number}; leave graphs or processors out"
         )
-
-
-class GraphedStep(NamedTuple):
-    """What the verbs of one step made."""
-
-    draft: Draft
-    scores: Scores
-    verdict: Verdict
-    batch: Batch
-    block: StepTensors
-
-
-def spec_decode_step(
-    target: LanguageModel,
-    drafter: Drafter,
-    rule: Verifier,
-    batch: Batch,
-    shape: DraftShape,
-    lap: Callable[[str], object] = lambda name: None,
-) -> GraphedStep:
-    """One step; `lap` is told when a verb has ended."""
-    draft = step.propose(drafter, batch, shape)
-    lap("propose")
-    scores = step.score(target, batch, draft, drafter.taps)
-    lap("score")
-    verdict = step.verify(rule, batch, draft, scores)
-    lap("verify")
-    batch, block = step.commit(target, drafter, batch, draft, scores, verdict)
-    lap("commit")
-    return GraphedStep(draft, scores, verdict, batch, block)
 
 
 class Capture(Protocol):

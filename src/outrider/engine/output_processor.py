@@ -8,10 +8,10 @@ looked for: that is `outrider.text.output_text`.
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from outrider.engine.graphs import GraphedStep
 from outrider.engine.outputs import InFlightOutput, gather_logprobs
 from outrider.engine.scheduler import RequestTable
 from outrider.engine.speculation_policy import StepReport
+from outrider.engine.step import GraphedStep
 
 
 class OutputProcessor:

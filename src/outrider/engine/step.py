@@ -9,10 +9,13 @@ Nothing here reads a device value: every verb runs on the meta device. `length_B
 tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 
 from outrider import ops, verifiers
-from outrider.drafters.root import bare
+from outrider.drafters.tree_drafting import bare
 from outrider.engine.batch import Batch, begin
 from outrider.models.prefill import inference, of_tree, width
 from outrider.sampling.logits_processors import apply
@@ -34,7 +37,7 @@ from outrider.types import (
     Verifier,
 )
 
-__all__ = ["begin", "commit", "propose", "score", "verify"]
+__all__ = ["GraphedStep", "begin", "commit", "propose", "score", "spec_decode_step", "verify"]
 
 
 @inference
@@ -131,3 +134,33 @@ def commit(
 def unread(context: Context, draft: Draft) -> int:
     """How many tokens of a row a draft model has not read after a step with this draft."""
     return 0 if draft.tree.max_depth else context.unread + 1
+
+
+class GraphedStep(NamedTuple):
+    """What the verbs of one step made."""
+
+    draft: Draft
+    scores: Scores
+    verdict: Verdict
+    batch: Batch
+    block: StepTensors
+
+
+def spec_decode_step(
+    target: LanguageModel,
+    drafter: Drafter,
+    rule: Verifier,
+    batch: Batch,
+    shape: DraftShape,
+    lap: Callable[[str], object] = lambda name: None,
+) -> GraphedStep:
+    """One step; `lap` is told when a verb has ended."""
+    draft = propose(drafter, batch, shape)
+    lap("propose")
+    scores = score(target, batch, draft, drafter.taps)
+    lap("score")
+    verdict = verify(rule, batch, draft, scores)
+    lap("verify")
+    batch, block = commit(target, drafter, batch, draft, scores, verdict)
+    lap("commit")
+    return GraphedStep(draft, scores, verdict, batch, block)

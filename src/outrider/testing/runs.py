@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.drafters.root import bare
+from outrider.drafters.tree_drafting import bare
 from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.engine.engine import Engine

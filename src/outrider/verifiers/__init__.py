@@ -83,6 +83,8 @@ def get(name: str, /, **options: object) -> "Verifier":
         lossy = [rule.name for rule in VERIFIERS.values() if not rule.exact]
         raise UnknownName("rule", name, VERIFIERS, lossy)
     rule = VERIFIERS[name]
+    if not options:
+        return rule
     usual = taken(rule)
     for option, value in options.items():
         if option not in usual:
@@ -97,7 +99,7 @@ def get(name: str, /, **options: object) -> "Verifier":
             if not math.isfinite(number):
                 arguments.refuse(option, "a finite number", value, do)
             options[option] = number
-    if not options or not is_dataclass(rule) or isinstance(rule, type):
+    if not is_dataclass(rule) or isinstance(rule, type):
         return rule
     return replace(rule, **options)
 

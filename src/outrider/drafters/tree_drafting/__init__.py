@@ -3,6 +3,7 @@
 from outrider.drafters.tree_drafting.builder import (
     Children,
     TreeBuilder,
+    bare,
     declare,
     pending,
     selected,
@@ -31,6 +32,7 @@ __all__ = [
     "TreeBuilder",
     "TreeLevel",
     "TreeModel",
+    "bare",
     "declare",
     "expand",
     "grow",

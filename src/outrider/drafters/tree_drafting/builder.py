@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
+from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel, fixed
 from outrider.models.prefill import of_tree
 from outrider.row_params import SamplingRows
 from outrider.tree import numbers, visible
@@ -277,3 +277,8 @@ def _eye(nodes: int, device: torch.device) -> Tensor:
 def pending(context: Context) -> Tensor:
     """The last committed token of each row, [B, 1]."""
     return context.tokens_BL.gather(1, context.length_B[:, None] - 1)
+
+
+def bare(context: Context) -> Draft:
+    """The draft with only the pending token."""
+    return TreeBuilder(fixed((-1,), context.length_B.device), context).draft(())

@@ -24,9 +24,8 @@ import torch
 from outrider.costs import Costs, Curve
 from outrider.engine.batch import Batch, begin
 from outrider.engine.draft_room import DraftRoom
-from outrider.engine.graphs import GraphedStep
 from outrider.engine.request import Request, StopConditions
-from outrider.engine.step import commit, propose, score
+from outrider.engine.step import GraphedStep, commit, propose, score
 from outrider.models import budget
 from outrider.models.prefill import inference
 from outrider.sampling.sampling_params import SamplingParams
