@@ -40,7 +40,7 @@ def scatter_items(mine: Sequence[T], into: Sequence[int], theirs: Sequence[T]) -
     return tuple(both[row] for row in range(len(both)))
 
 
-def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
+def copy_rows(table: Tensor, rows: Sequence[int]) -> Tensor:
     """Copies of these rows."""
     return torch.stack([table[row] for row in rows]) if rows else table[:0]
 
@@ -51,24 +51,24 @@ def gather_rows(part: Any, rows: Sequence[int]) -> Any:
         return None
     if type(part) is tuple:
         return tuple(gather_rows(one, rows) for one in part)
-    return picked(part, rows) if isinstance(part, Tensor) else part.take(rows)
+    return copy_rows(part, rows) if isinstance(part, Tensor) else part.take(rows)
 
 
-def narrowed(part: Any, rows: int) -> Any:
+def first_rows(part: Any, rows: int) -> Any:
     """The first rows of a part."""
     if part is None:
         return None
     if type(part) is tuple:
-        return tuple(narrowed(one, rows) for one in part)
+        return tuple(first_rows(one, rows) for one in part)
     return part[:rows] if isinstance(part, Tensor) else part.narrow(rows)
 
 
-def joined(part: Any, into: Sequence[int], other: Any) -> Any:
+def put_rows(part: Any, into: Sequence[int], other: Any) -> Any:
     """A part with the rows of another one at these rows; None if one of the sides has nothing."""
     if part is None or other is None:
         return None
     if type(part) is tuple:
-        return tuple(joined(mine, into, its) for mine, its in zip(part, other, strict=True))
+        return tuple(put_rows(mine, into, its) for mine, its in zip(part, other, strict=True))
     return scatter_rows(part, into, other) if isinstance(part, Tensor) else part.put(into, other)
 
 
@@ -94,11 +94,11 @@ class RowTable:
         A part that only one side has is in the result no more.
         """
         its = vars(other)
-        return replace(self, **{n: joined(mine, into, its[n]) for n, mine in vars(self).items()})
+        return replace(self, **{n: put_rows(mine, into, its[n]) for n, mine in vars(self).items()})
 
     def narrow(self, rows: int) -> Self:
         """The first rows."""
-        return replace(self, **{name: narrowed(part, rows) for name, part in vars(self).items()})
+        return replace(self, **{name: first_rows(part, rows) for name, part in vars(self).items()})
 
 
 #: What changes nothing in the columns of `Shaping` where that is not 0.
@@ -156,7 +156,7 @@ class Shaping(NamedTuple):
     def take(self, rows: Sequence[int]) -> "Shaping":
         """A copy of these rows, in this order."""
         return self._replace(
-            **_columns(self, lambda table: picked(table, rows)),
+            **_columns(self, lambda table: copy_rows(table, rows)),
             processors=tuple(self.processors[row] for row in rows),
             padding=tuple(self.padding[row] for row in rows),
             ends=tuple(self.ends[row] for row in rows),
@@ -215,7 +215,7 @@ class SamplingRows(NamedTuple):
     def take(self, rows: Sequence[int]) -> "SamplingRows":
         """A copy of these rows. Host constants stay: they are upper bounds."""
         return self._replace(
-            **_columns(self, lambda table: picked(table, rows)),
+            **_columns(self, lambda table: copy_rows(table, rows)),
             shaping=None if self.shaping is None else self.shaping.take(rows),
         )
 

@@ -20,7 +20,7 @@ from outrider.models.decoder import media_of
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import LINE, PrefixCache
 from outrider.models.recurrent.call import has_states
-from outrider.row_params import gather_rows, narrowed, picked, scatter_rows
+from outrider.row_params import copy_rows, first_rows, gather_rows, scatter_rows
 from outrider.sampling import logits_processors, sampling_params
 from outrider.types import Context, Drafter, Inputs, LanguageModel, MultiModalInputs, RowStore
 
@@ -50,21 +50,21 @@ class Batch(NamedTuple):
     def take(self, rows: Sequence[int]) -> "Batch":
         """A copy of these rows, in this order."""
         context = self.context
-        tokens = picked(context.tokens_BL, rows)
+        tokens = copy_rows(context.tokens_BL, rows)
         return Batch(
             context._replace(
                 tokens_BL=tokens,
-                length_B=picked(context.length_B, rows),
+                length_B=copy_rows(context.length_B, rows),
                 sampling=context.sampling.take(rows),
                 inputs=gather_rows(context.inputs, rows),
                 reference_BS=gather_rows(context.reference_BS, rows),
             ),
             self.cache.take(rows),
             self.memory.take(rows),
-            picked(self.limit_B, rows),
-            picked(self.limit_reason_B, rows),
-            picked(self.stop_BS, rows),
-            picked(self.reason_B, rows),
+            copy_rows(self.limit_B, rows),
+            copy_rows(self.limit_reason_B, rows),
+            copy_rows(self.stop_BS, rows),
+            copy_rows(self.reason_B, rows),
             tokens,
             self.ended,
         )
@@ -114,8 +114,8 @@ class Batch(NamedTuple):
                 tokens_BL=self.tokens_SL[:rows],
                 length_B=context.length_B[:rows],
                 sampling=context.sampling.narrow(rows),
-                inputs=narrowed(context.inputs, rows),
-                reference_BS=narrowed(context.reference_BS, rows),
+                inputs=first_rows(context.inputs, rows),
+                reference_BS=first_rows(context.reference_BS, rows),
             ),
             self.cache.narrow(rows),
             self.memory.narrow(rows),
@@ -358,7 +358,7 @@ def references(
     if source_BS is None:
         return own_BS
     without = [row for row, ids in enumerate(given) if not ids]
-    return scatter_rows(own_BS, without, picked(source_BS, without), -1)
+    return scatter_rows(own_BS, without, copy_rows(source_BS, without), -1)
 
 
 def _references(mine: Context, into: Sequence[int], theirs: Context) -> Tensor | None:

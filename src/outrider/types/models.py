@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.row_params import gather_rows, joined, narrowed, picked, scatter_rows
+from outrider.row_params import copy_rows, first_rows, gather_rows, put_rows, scatter_rows
 
 
 class Nodes(NamedTuple):
@@ -48,7 +48,7 @@ class Encoded(NamedTuple):
 
     def take(self, rows: Sequence[int]) -> "Encoded":
         """A copy of these rows, in this order."""
-        return Encoded(*(picked(table, rows) for table in self))
+        return Encoded(*(copy_rows(table, rows) for table in self))
 
     def put(self, into: Sequence[int], other: "Encoded") -> "Encoded":
         """The rows of `other` at these rows: the shorter ones are padded and masked."""
@@ -83,11 +83,11 @@ class Inputs(NamedTuple):
         """
         both = (self.encoded is None) == (other.encoded is None)
         assert both, "rows that are encoded beside rows that are not"
-        return Inputs(*(joined(m, into, t) for m, t in zip(self, other, strict=True)))
+        return Inputs(*(put_rows(m, into, t) for m, t in zip(self, other, strict=True)))
 
     def narrow(self, rows: int) -> "Inputs":
         """The first rows."""
-        return Inputs(*(narrowed(part, rows) for part in self))
+        return Inputs(*(first_rows(part, rows) for part in self))
 
 
 #: What a model reads besides its text: nothing; inputs, by an encoder of its own; or the states

@@ -14,7 +14,7 @@ from outrider.engine.beam_search.scorer import Prefix, PrefixScorer
 from outrider.engine.beam_search.step import DEAD, Rules, State, step
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import inference
-from outrider.row_params import SamplingRows, picked
+from outrider.row_params import SamplingRows, copy_rows
 from outrider.sampling import sampling_params
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Drafter
@@ -158,7 +158,7 @@ class OfferedCandidates:
             longest,
             self._greedy(len(beams)),
             None,
-            None if references is None else picked(references, [row for row, _ in beams]),
+            None if references is None else copy_rows(references, [row for row, _ in beams]),
         )
 
 
