@@ -5,7 +5,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from outrider import ConfigurationError, SamplingParams, ops
-from outrider.sampling.sampling_params import rows, warp
+from outrider.sampling.sampling_params import rows
 
 SETTINGS = [
     SamplingParams(1.0),
@@ -41,7 +41,7 @@ def theirs(logits, s):
 def test_filters_keep_what_transformers_keeps(setting):
     torch.manual_seed(0)
     logits = 3 * torch.randn(1, 40, 100)
-    ours = ops.scaled(warp(logits, rows([setting])))[0]
+    ours = ops.scaled(ops.warp(logits, rows([setting])))[0]
     expected = theirs(logits[0], setting)
     assert torch.equal(torch.isfinite(ours), torch.isfinite(expected))
     torch.testing.assert_close(ours.softmax(-1), expected.softmax(-1), rtol=1e-5, atol=1e-7)
@@ -50,7 +50,7 @@ def test_filters_keep_what_transformers_keeps(setting):
 def test_every_row_has_its_own_parameters():
     torch.manual_seed(1)
     logits = 3 * torch.randn(len(SETTINGS), 6, 100)
-    ours = ops.scaled(warp(logits, rows(SETTINGS)))
+    ours = ops.scaled(ops.warp(logits, rows(SETTINGS)))
     for row, setting in enumerate(SETTINGS):
         expected = theirs(logits[row], setting).softmax(-1)
         torch.testing.assert_close(ours[row].softmax(-1), expected, rtol=1e-5, atol=1e-7)
@@ -60,15 +60,15 @@ def test_taking_rows_takes_their_parameters():
     torch.manual_seed(2)
     logits = 3 * torch.randn(len(SETTINGS), 2, 50)
     whole, some = rows(SETTINGS), torch.tensor([9, 2, 12])
-    expected = ops.scaled(warp(logits, whole))[some]
-    assert torch.equal(ops.scaled(warp(logits[some], whole.take(some.tolist()))), expected)
+    expected = ops.scaled(ops.warp(logits, whole))[some]
+    assert torch.equal(ops.scaled(ops.warp(logits[some], whole.take(some.tolist()))), expected)
 
 
 def test_ties_at_the_threshold_stay_in():
     logits = torch.tensor([[[2.0, 1.0, 1.0, 1.0, 0.0]]])
-    kept = torch.isfinite(ops.scaled(warp(logits, rows([SamplingParams(1.0, top_k=2)]))))
+    kept = torch.isfinite(ops.scaled(ops.warp(logits, rows([SamplingParams(1.0, top_k=2)]))))
     assert kept.tolist() == [[[True, True, True, True, False]]]
-    kept = torch.isfinite(ops.scaled(warp(logits, rows([SamplingParams(1.0, top_p=0.5)]))))
+    kept = torch.isfinite(ops.scaled(ops.warp(logits, rows([SamplingParams(1.0, top_p=0.5)]))))
     assert kept.tolist() == [[[True, True, True, True, False]]]
 
 
@@ -76,7 +76,7 @@ def test_temperature_zero_is_the_first_argmax():
     logits = torch.tensor([[[0.0, 3.0, 3.0, 1.0]]])
     settings = rows([SamplingParams(0, top_k=3, top_p=0.5)])
     assert settings.greedy == "all"
-    assert ops.probs(warp(logits, settings)).tolist() == [[[0.0, 1.0, 0.0, 0.0]]]
+    assert ops.probs(ops.warp(logits, settings)).tolist() == [[[0.0, 1.0, 0.0, 0.0]]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Sampling parameters and shaping of a batch: data per row, as rows come, move and go.
 
-Made by `sampling_params.rows` and `columns.build`, read by `warp` and `apply`. Values are tensors
-with one row each; what is in use anywhere is known on the host beside them, as an upper bound.
+Made by `sampling_params.rows` and `logits_processors.build`, read by `ops.warp` and `apply`. Values
+are tensors with one row each; what is in use anywhere is known on the host beside them, as an upper
+bound.
 """
 
 from collections.abc import Callable, Sequence

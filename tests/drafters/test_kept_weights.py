@@ -9,7 +9,6 @@ from outrider.drafters import HubTree, SampledTree
 from outrider.engine import step
 from outrider.models.cache import SlotCache
 from outrider.ops.cpu.law_slices import weights_of
-from outrider.sampling.sampling_params import warp
 from outrider.types import Output, Scores
 from tiny import PROMPTS, begun, pair
 
@@ -111,7 +110,7 @@ def test_chains_are_verified_by_kept_weights_as_from_logits(rule, scale):
         logits = torch.cat([draft.laws.logits_BRV, draft.laws.logits_BRV[:, -1:]], 1) + noise
         logits = scale * logits
         logits[..., seed % 32] = -torch.inf
-        scores = Scores(warp(logits, state.context.sampling))
+        scores = Scores(ops.warp(logits, state.context.sampling))
         ours = step.verify(verifiers.get(rule), state, draft, scores)
         bare = draft._replace(laws=draft.laws._replace(host=None))
         theirs = step.verify(verifiers.get(rule), state, bare, scores)

@@ -14,7 +14,7 @@ from outrider.engine import step
 from outrider.models.prefill import causal
 from outrider.sampling import logits_processors
 from outrider.sampling.logits_processors import apply
-from outrider.sampling.sampling_params import rows, warp
+from outrider.sampling.sampling_params import rows
 from outrider.tree import branching
 from outrider.types import Context, DrawKind, Output
 from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, begun, pair
@@ -58,7 +58,7 @@ def law_after(model, text, how, prompt):
     context = Context(tokens, torch.tensor([len(text)]), len(text), settings)
     if built is not None:
         logits = apply(logits, built, context, tokens[:, -1:], branching(()))
-    return ops.probs(warp(logits, settings))[0, 0], logits[0, 0]
+    return ops.probs(ops.warp(logits, settings))[0, 0], logits[0, 0]
 
 
 def proposed(drafter, target, settings):

@@ -97,7 +97,7 @@ def test_the_declared_law_is_the_drafts_at_its_own_temperature_and_filters():
     state = begun(small, drafter, PROMPTS[:3], how)
     draft = step.propose(drafter, state)
     bare = step.score(small, state, draft).laws.logits_BRV[1:, :1]
-    expected = sampling_params.warp(
+    expected = ops.warp(
         bare, sampling_params.rows([SamplingParams(0.5, top_k=3, top_p=0.7), how[2]])
     )
     expected = expected._replace(
@@ -111,7 +111,7 @@ def test_the_declared_law_is_the_drafts_at_its_own_temperature_and_filters():
 def floors(logits, how):
     """Filters of each row with the temperature and top_k of the draft."""
     own = [SamplingParams(0.5, top_k=3, top_p=row.top_p, min_p=row.min_p) for row in how]
-    return sampling_params.floors(logits, sampling_params.rows(own))
+    return ops.floors(logits, sampling_params.rows(own))
 
 
 def test_greedy_text_and_matched_text_stay():

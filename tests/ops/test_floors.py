@@ -7,7 +7,7 @@ from cases import DTYPES
 
 from outrider import ops
 from outrider.errors import BackendUnavailable
-from outrider.sampling.sampling_params import SamplingParams, floors, rows, warp
+from outrider.sampling.sampling_params import SamplingParams, rows
 
 SETTINGS = {
     "k": [SamplingParams(top_k=5), SamplingParams(top_k=1), SamplingParams(top_k=10_000)],
@@ -95,9 +95,9 @@ def test_the_kernel_keeps_what_the_definition_keeps(kernels, name, look, dtype):
     settings = SETTINGS[name]
     logits = _logits(settings, 45 if look == "ties" else 33, DTYPES[dtype], look)
     with ops.use("triton"):
-        ours = floors(logits, rows(settings))
+        ours = ops.floors(logits, rows(settings))
     with ops.use("reference"):
-        theirs = floors(logits, rows(settings))
+        theirs = ops.floors(logits, rows(settings))
     assert ours.shape == theirs.shape
     assert ours.dtype is torch.float32
     for b, setting in enumerate(settings):
@@ -113,7 +113,7 @@ def test_equal_logits_all_stay(kernels, name):
     settings = SETTINGS[name]
     logits = _logits(settings, 40, torch.bfloat16, "flat")
     with ops.use("triton"):
-        assert floors(logits, rows(settings)).eq(0.25).all()
+        assert ops.floors(logits, rows(settings)).eq(0.25).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -123,7 +123,7 @@ def test_a_floor_is_a_logit_of_its_row(kernels, dtype):
     expected = row.float().sort(descending=True).values
     for k in range(1, 9):
         with ops.use("triton"):
-            found = floors(row[None, None], rows([SamplingParams(top_k=k)]))
+            found = ops.floors(row[None, None], rows([SamplingParams(top_k=k)]))
         assert float(found) == float(expected[k - 1])
 
 
@@ -137,7 +137,7 @@ def test_block_sizes_change_nothing(kernels):
     for size in (32, 128):
         launch._forced.append((size, 4))
         with ops.use("triton"):
-            found.append(floors(logits, rows(settings)))
+            found.append(ops.floors(logits, rows(settings)))
         launch._forced.pop()
     assert torch.equal(found[0], found[1])
 
@@ -146,7 +146,7 @@ def test_a_second_call_finds_its_scratch_as_the_first(kernels):
     settings = SETTINGS["k and p"]
     with ops.use("triton"):
         first, again, third = (
-            floors(_logits(settings, 50, torch.bfloat16, "plain", seed), rows(settings))
+            ops.floors(_logits(settings, 50, torch.bfloat16, "plain", seed), rows(settings))
             for seed in (0, 1, 0)
         )
     assert torch.equal(first, third)
@@ -159,9 +159,9 @@ def test_warped_laws_are_verified_by_the_kernels(kernels):
     logits = _logits(settings, 70, torch.bfloat16, "ties", each=2)
     keys = torch.arange(6).view(3, 2) * 31
     with ops.use("triton"):
-        ours = ops.sample(warp(logits, rows(settings)), keys)
+        ours = ops.sample(ops.warp(logits, rows(settings)), keys)
     with ops.use("reference"):
-        theirs = ops.sample(warp(logits, rows(settings)), keys)
+        theirs = ops.sample(ops.warp(logits, rows(settings)), keys)
     assert torch.equal(ours[0], theirs[0])
     torch.testing.assert_close(ours[1].lse_BR, theirs[1].lse_BR, atol=2e-6, rtol=1e-6)
 
@@ -171,11 +171,11 @@ def test_the_law_of_a_row_does_not_depend_on_other_rows():
     logits = torch.tensor([3.0, 2.0] + [1.0] * 20).expand(2, 1, -1)
     mine = SamplingParams(top_k=3, top_p=0.6)
     with ops.use("reference"):
-        alone = floors(logits[:1], rows([mine]))
-        beside = floors(logits, rows([mine, SamplingParams()]))
+        alone = ops.floors(logits[:1], rows([mine]))
+        beside = ops.floors(logits, rows([mine, SamplingParams()]))
     assert float(alone[0, 0]) == float(beside[0, 0]) == 1.0
 
 
 def test_what_kernels_cannot_filter_is_told(kernels):
     with ops.use("triton"), pytest.raises(BackendUnavailable, match="float64"):
-        floors(torch.randn(1, 1, 9).double(), rows([SamplingParams(top_k=2)]))
+        ops.floors(torch.randn(1, 1, 9).double(), rows([SamplingParams(top_k=2)]))

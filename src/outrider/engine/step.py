@@ -19,7 +19,6 @@ from outrider.drafters.tree_drafting import bare
 from outrider.engine.batch import Batch, begin
 from outrider.models.prefill import inference, of_tree, width
 from outrider.sampling.logits_processors import apply
-from outrider.sampling.sampling_params import warp
 from outrider.tree import numbers, offered, shallower
 from outrider.types import (
     PLAIN,
@@ -70,7 +69,7 @@ def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ..
     logits, states = output.logits_BQV, output.hidden
     shaping = context.sampling.shaping
     if shaping is None:
-        return Scores(warp(logits, context.sampling), states)
+        return Scores(ops.warp(logits, context.sampling), states)
     alive = None
     if shaping.processed:  # processors see no node that the drafter left empty
         alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
@@ -79,7 +78,7 @@ def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ..
     if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
         dead = shaped.amax(-1) == -torch.inf
         shaped = shaped.masked_fill(dead[..., None], 0.0)
-    return Scores(warp(shaped, context.sampling), states, raw_BNV=logits, dead_BN=dead)
+    return Scores(ops.warp(shaped, context.sampling), states, raw_BNV=logits, dead_BN=dead)
 
 
 @inference

@@ -24,14 +24,19 @@ computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `p
 
 Verifying: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
 rule's own formula is to run (`outrider.verifiers.run_kernel`). `settle` cuts a step's block at stop
-tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds.
+tokens, limits and faults. `warp` makes laws of logits; `floors` turns top-k, top-p and min-p into
+thresholds.
 """
+
+from torch import Tensor
 
 from outrider.ops.backend import NAMES, VerifyKernel, chosen, dispatched, fused, use
 from outrider.ops.reference import draws, laws, walking
 from outrider.ops.reference.draws import Survivors, greedily, largest, merit, perturbed
 from outrider.ops.reference.laws import draw, probs, residual, scaled, select, stack
 from outrider.ops.reference.walking import follow
+from outrider.row_params import SamplingRows
+from outrider.types import Laws
 
 assisted = dispatched(walking.assisted)
 floors = dispatched(laws.floors)
@@ -42,6 +47,18 @@ settle = dispatched(walking.settle)
 several = dispatched(draws.several)
 streams = dispatched(draws.streams)
 survivors = dispatched(draws.survivors)
+
+
+def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
+    """Laws of raw logits under each row's sampling parameters: one place, run once per side."""
+    filters = sampling.most_top_k or sampling.any_top_p or sampling.any_min_p
+    return Laws(
+        logits_BRV,
+        sampling.inverse_temperature_B,
+        floors(logits_BRV, sampling) if filters else None,
+        greedy=sampling.greedy,
+    )
+
 
 __all__ = [
     "NAMES",
@@ -70,4 +87,5 @@ __all__ = [
     "streams",
     "survivors",
     "use",
+    "warp",
 ]

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from outrider import arguments, ops
+from outrider import arguments
 from outrider.row_params import Processor, SamplingRows
 from outrider.sampling.timestamps import Timestamps
-from outrider.types import Laws
 
 #: The largest number that logits may be changed by: they are in float32.
 MOST = torch.finfo(torch.float32).max
@@ -228,20 +226,3 @@ def fresh_seed() -> int:
 
 def _signed(seed: int) -> int:
     return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
-def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
-    """Laws of raw logits under each row's sampling parameters: one place, run once per side."""
-    return Laws(
-        logits_BRV,
-        sampling.inverse_temperature_B,
-        floors(logits_BRV, sampling),
-        greedy=sampling.greedy,
-    )
-
-
-def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor | None:
-    """The smallest logit that stays in, float32 [B, R]; None when no filter is in use."""
-    if not (sampling.most_top_k or sampling.any_top_p or sampling.any_min_p):
-        return None
-    return ops.floors(logits_BRV, sampling)

@@ -20,7 +20,6 @@ from outrider.models.prefill import CHUNK, causal, ingest, width
 from outrider.noise import Purpose
 from outrider.row_params import SamplingRows
 from outrider.sampling.logits_processors import among, apply
-from outrider.sampling.sampling_params import warp
 from outrider.tree import numbers
 from outrider.types import (
     Cache,
@@ -207,7 +206,7 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: TreeLevel, sampling: Sa
             level.start,
             tree.alive_Bn,
         )
-    return warp(logits_BnV, sampling)
+    return ops.warp(logits_BnV, sampling)
 
 
 def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:

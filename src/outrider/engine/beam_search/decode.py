@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider import ops
 from outrider.drafters import DraftModel, Root
 from outrider.drafters.draft_sampling import Tempered
 from outrider.drafters.tree_drafting import inputs_for
@@ -94,7 +95,7 @@ def _warped(logs_W1V: Tensor, rows: SamplingRows, least: int) -> Tensor:
 
     The `least` best tokens stay in: a beam goes on whatever stop tokens it may end with.
     """
-    laws = sampling_params.warp(logs_W1V, rows)
+    laws = ops.warp(logs_W1V, rows)
     warped = logs_W1V * laws.inverse_temperature_B[:, None, None]
     if laws.floor_BR is None:
         return warped

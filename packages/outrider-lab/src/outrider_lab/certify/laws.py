@@ -20,7 +20,7 @@ from outrider.engine.request import source_ids
 from outrider.models.prefill import causal, ingest
 from outrider.row_params import SamplingRows
 from outrider.sampling import logits_processors
-from outrider.sampling.sampling_params import SamplingParams, rows, warp
+from outrider.sampling.sampling_params import SamplingParams, rows
 from outrider.tree import chain
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
 from outrider_lab.drafters.lookahead import Lookahead
@@ -116,7 +116,7 @@ def score(model: LanguageModel, texts: Sequence[CertifiedText], sampling: Sampli
         seen = step < new[:, None]  # processors are not asked about what lies behind a text's end
         tree = chain(len(step) - 1, device)
         logits = logits_processors.apply(logits, shaped, context, chained, tree, alive_BR=seen)
-    return Scored(token_BT, step < new[:, None], where, warp(logits, padded.sampling))
+    return Scored(token_BT, step < new[:, None], where, ops.warp(logits, padded.sampling))
 
 
 def read(model: LanguageModel, texts: Sequence[CertifiedText]) -> Inputs | None:

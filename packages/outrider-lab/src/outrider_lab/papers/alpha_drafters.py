@@ -23,7 +23,7 @@ from outrider.drafters.tree_drafting import inputs_for
 from outrider.models import TreeDecoder, adapt, pretrained
 from outrider.models.layer_subset import is_folder
 from outrider.models.weight_only import states_dtype
-from outrider.sampling.sampling_params import rows, warp
+from outrider.sampling.sampling_params import rows
 from outrider.types import Drafter, LanguageModel
 from outrider_lab.certify.laws import CertifiedText, score
 from outrider_lab.papers.alpha_tasks import Rows, reads_sources
@@ -163,4 +163,4 @@ def _table_laws(table: Table, texts: Sequence[CertifiedText], sampling: Sampling
         start = back + len(text.prompt)
         contexts += [whole[start + i - back : start + i] for i in range(len(text.new))]
     logits = table.probs(torch.tensor(contexts)).log()[None]
-    return ops.probs(warp(logits, rows([sampling])))[0]
+    return ops.probs(ops.warp(logits, rows([sampling])))[0]
