@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Case, build, same, twin
 
-from outrider.sampling.sampling_params import SamplingParams, floors, rows
+from outrider.sampling.sampling_params import SamplingParams, rows
 from outrider.types import DrawKind, Draws, Laws
 
 REHEARSAL = os.environ.get("OUTRIDER_GPU_TESTS") == "interpreter"
@@ -299,9 +299,9 @@ def test_floors_keep_what_the_reference_keeps(vocab, dtype):
     logits = logits.to(DTYPES[dtype])
     settings = rows(FILTERS, DEVICE)
     with ops.use("triton"):
-        ours = floors(logits, settings)
+        ours = ops.floors(logits, settings)
     with ops.use("reference"):
-        theirs = floors(logits, settings)
+        theirs = ops.floors(logits, settings)
     assert torch.equal(ours[0], theirs[0])  # top-k alone is exact
     sizes, expected = ((logits >= f[..., None]).sum(-1) for f in (ours, theirs))
     share = torch.minimum(sizes, expected) / torch.maximum(sizes, expected)
@@ -315,19 +315,19 @@ def test_floors_repeat_replay_and_read_nothing_on_the_host():
     logits = torch.randn(4, 6, 50_257, device=DEVICE, dtype=torch.bfloat16)
     settings = rows(FILTERS, DEVICE)
     with ops.use("triton"):
-        first = floors(logits, settings)
+        first = ops.floors(logits, settings)
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(1000):
-                again = floors(logits, settings)
+                again = ops.floors(logits, settings)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(first, again)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = floors(logits, settings)
+            captured = ops.floors(logits, settings)
         for _ in range(20):
             logits.copy_(torch.randn_like(logits))
             graph.replay()
             torch.cuda.synchronize()
-            assert torch.equal(captured, floors(logits, settings))
+            assert torch.equal(captured, ops.floors(logits, settings))
