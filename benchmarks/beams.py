@@ -53,8 +53,8 @@ from outrider import (
     SamplingParams,
     StopConditions,
 )
-from outrider.engine.beam_search.decode import search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.run import search
 from outrider.engine.engine_run import EngineRun
 from outrider.models import adapt
 from outrider.models.calibrate import Setting

@@ -22,7 +22,7 @@ LAYERS = [
     {"drafters", "verifiers"},
     {"ops", "sampling"},
     {"models", "noise"},
-    {"acceptance_stats", "plugins", "shipped", "tree"},
+    {"plugins", "shipped", "tree"},
     {"arguments", "costs", "load_config", "stats", "types"},
     {"errors", "lazy", "row_params"},
 ]

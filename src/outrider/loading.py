@@ -10,7 +10,7 @@ import torch
 
 from outrider.drafters.recipes import DrafterParts
 from outrider.engine.engine import Engine
-from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
+from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel, usable_file
 from outrider.lazy import collect_as_usual, uncollected
 from outrider.load_config import LoadConfig
 from outrider.models import (
@@ -27,7 +27,6 @@ from outrider.models.config import hears
 from outrider.models.cpu_kernels import build as native
 from outrider.models.decoder import media_of
 from outrider.models.draft_source import DraftSource
-from outrider.models.foreign_errors import usable_file
 from outrider.models.multi_modal import placeholders
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
 from outrider.models.sources import ModelSource

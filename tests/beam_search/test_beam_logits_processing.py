@@ -6,9 +6,8 @@ from transformers import LogitsProcessorList
 
 from outrider import PromptLookup, SamplingParams
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
-from outrider.engine.beam_search.decode import shaper
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import BeamSearch
+from outrider.engine.beam_search.run import BeamSearch, shaper
 from outrider.engine.beam_search.scorer import PrefixScorer
 from outrider.engine.beam_search.step import Beams, Rules
 from outrider.models import LlamaRunner, TreeDecoder

@@ -5,8 +5,8 @@ import torch
 
 import outrider
 from outrider import Beams, Request, SamplingParams, Stop, StopConditions
-from outrider.engine.beam_search.decode import search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.run import search
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import causal
 from outrider.text import speculator

@@ -413,10 +413,10 @@ def test_an_unknown_rule_suggests_a_known_one():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: verifiers.lenience.Lenience(0),
-        lambda: verifiers.lenience.LenienceArgmax(1.5),
-        lambda: verifiers.typical.Typical(epsilon=-1),
-        lambda: verifiers.sigmoid.Sigmoid(scale=0),
+        lambda: verifiers.lossy.Lenience(0),
+        lambda: verifiers.lossy.LenienceArgmax(1.5),
+        lambda: verifiers.lossy.Typical(epsilon=-1),
+        lambda: verifiers.lossy.Sigmoid(scale=0),
     ],
 )
 def test_lossy_parameters_are_checked(make):

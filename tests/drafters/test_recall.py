@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from outrider import Engine, Root, SamplingParams, StopConditions, drafters
-from outrider.acceptance_stats import STRENGTH, AcceptanceStats
 from outrider.drafters import (
     DrafterParts,
     DraftOptions,
@@ -21,6 +20,7 @@ from outrider.drafters.automaton import Automaton, Successors
 from outrider.drafters.deterministic_tree import HostTree
 from outrider.engine import step
 from outrider.errors import ConfigurationError
+from outrider.stats import STRENGTH, AcceptanceStats
 from outrider.testing.models import MetaModel
 from outrider.tree import from_parents
 from outrider.types import DrawKind, Laws, Scores, Verdict

@@ -14,7 +14,7 @@ import outrider
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions, testing
 from outrider.engine import step
 from outrider.engine.batch import begin
-from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.run import search
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import SpeculativeGenerate

@@ -12,8 +12,12 @@ from outrider.server.call_formats import gemma_as_json
 from outrider.server.grammar import Thought, ToolCalls, answer_grammar, closed, vocabulary
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import Allowed, Function
-from outrider.server.reasoning_parsers import REASONING_PARSERS, reasoning_parser
-from outrider.server.tool_parsers import TOOL_PARSERS, tool_parser
+from outrider.server.tool_parsers import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    reasoning_parser,
+    tool_parser,
+)
 
 ARGUMENTS = {"city": 'Par"is {', "days": 3, "tags": ["a", "b"], "unit": "C"}
 SCHEMA = {

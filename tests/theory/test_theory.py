@@ -340,7 +340,7 @@ def test_exact_rules_are_free_and_lossy_ones_are_not(rule):
 @pytest.mark.parametrize("lenience", [0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize(("p", "q"), PAIRS[:8])
 def test_lenience_keeps_its_promise_and_loses_no_more_than_it_must(p, q, lenience):
-    cost = price.price(verifiers.lenience.Lenience(lenience), p, q)
+    cost = price.price(verifiers.lossy.Lenience(lenience), p, q)
     assert cost.acceptance == pytest.approx(float(node.lenient(p, q, lenience)), abs=1e-12)
     assert cost.largest_ratio <= 1 / lenience + 1e-9
     least = np.maximum(np.minimum(p / lenience, q) - p, 0).sum()

@@ -11,9 +11,8 @@ import outrider
 from outrider import lazy
 from outrider.cli import batch, chat, generate, serve, train_draft, transcribe
 from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, err, fail
-from outrider.errors import ConfigurationError, OutriderError
+from outrider.errors import ConfigurationError, OutriderError, out_of_memory
 from outrider.models import isa
-from outrider.models.foreign_errors import out_of_memory
 from outrider.plugins import by_name, origins
 
 # Commands that other distributions bring, by the entry-point group `outrider.commands`.

@@ -22,7 +22,6 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import pad
 
-from outrider.acceptance_stats import AcceptanceStats, bucket
 from outrider.drafters import deterministic_tree, recall, recipes
 from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.draft_model import DraftModel
@@ -30,6 +29,7 @@ from outrider.drafters.memory import RowMemories
 from outrider.drafters.recall import Recall
 from outrider.drafters.tree_drafting import shapes
 from outrider.row_params import RowTable
+from outrider.stats import AcceptanceStats, bucket
 from outrider.types import (
     Cache,
     Context,

@@ -26,13 +26,13 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import torch
 
 from outrider import arguments, ops
-from outrider.acceptance_stats import BUCKETS, STRENGTH, AcceptanceStats, bucket
 from outrider.drafters import deterministic_tree, recipes, suffix
 from outrider.drafters.automaton import WIDTH, Automaton, RequestHistory, Successors, Watched
 from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.memory import RowMemories
 from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
+from outrider.stats import BUCKETS, STRENGTH, AcceptanceStats, bucket
 from outrider.types import (
     Context,
     Draft,

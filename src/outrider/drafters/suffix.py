@@ -16,12 +16,12 @@ from itertools import takewhile
 from typing import ClassVar
 
 from outrider import arguments
-from outrider.acceptance_stats import STRENGTH, AcceptanceStats, bucket
 from outrider.drafters import deterministic_tree, prompt_lookup, recipes
 from outrider.drafters.automaton import Automaton, RequestHistory, Watched
 from outrider.drafters.memory import NoMemory, RowMemories
 from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
+from outrider.stats import STRENGTH, AcceptanceStats, bucket
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 LONGEST = 16  #: tokens of a suffix that are compared on a device

@@ -9,7 +9,7 @@ is written over, as rejected nodes are.
 import logging
 from collections.abc import Sequence
 
-from outrider.models.foreign_errors import first_line, out_of_memory
+from outrider.errors import first_line, out_of_memory
 from outrider.types import PLAIN, DraftShape
 
 _log = logging.getLogger("outrider")

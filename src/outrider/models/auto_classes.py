@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.errors import ConfigurationError, RemoteCodeRefused, UnsupportedModel
+from outrider.errors import (
+    ConfigurationError,
+    RemoteCodeRefused,
+    UnsupportedModel,
+    first_line,
+    kind_of,
+    pickled,
+)
 from outrider.models import pretrained
 from outrider.models.config import read
-from outrider.models.foreign_errors import first_line, kind_of, pickled
 from outrider.models.unsupported import REASONS
 
 if TYPE_CHECKING:

@@ -17,11 +17,16 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.errors import ConfigurationError, OutriderError, PromptError, UnsupportedModel
+from outrider.errors import (
+    ConfigurationError,
+    OutriderError,
+    PromptError,
+    UnsupportedModel,
+    first_line,
+)
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.encoder_cache import EncoderCache
-from outrider.models.foreign_errors import first_line
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating, parts_of
 from outrider.models.prefill import causal

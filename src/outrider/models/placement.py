@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.errors import ConfigurationError, UnsupportedModel, first_line
 from outrider.models.config import read
-from outrider.models.foreign_errors import first_line
 
 _STORES = frozenset({"cpu", "disk", "meta"})  #: places that may hold weights of another device
 

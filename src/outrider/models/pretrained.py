@@ -32,9 +32,8 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, RemoteCodeRefused
+from outrider.errors import ConfigurationError, RemoteCodeRefused, first_line
 from outrider.models.config import read
-from outrider.models.foreign_errors import first_line
 from outrider.models.seq2seq import OWN
 
 # A reader of GGUF metadata that takes a word list in one go, for transformers to read with.

@@ -16,6 +16,9 @@ from outrider.errors import (
     OutriderError,
     RemoteCodeRefused,
     UnsupportedModel,
+    first_line,
+    kind_of,
+    usable_file,
 )
 from outrider.models import (
     SUPPORTED,
@@ -36,7 +39,6 @@ from outrider.models import (
 from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
-from outrider.models.foreign_errors import first_line, kind_of, usable_file
 from outrider.models.lora import LoraBank
 
 if TYPE_CHECKING:

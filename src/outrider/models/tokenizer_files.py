@@ -6,10 +6,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, RemoteCodeRefused
+from outrider.errors import ConfigurationError, RemoteCodeRefused, first_line, kind_of
 from outrider.models import gguf, pretrained
 from outrider.models.config import read
-from outrider.models.foreign_errors import first_line, kind_of
 from outrider.types import Tokenizer
 
 #: Files that a tokenizer is read from: a folder without any has none.

@@ -13,8 +13,13 @@ from outrider.server.message_parser import MessageParser
 from outrider.server.messages import allowed
 from outrider.server.model_info import TextModelInfo
 from outrider.server.protocol import ChatCompletionRequest
-from outrider.server.reasoning_parsers import ReasoningParser, reasoning_parser
-from outrider.server.tool_parsers import ToolParser, chat_template, tool_parser
+from outrider.server.tool_parsers import (
+    ReasoningParser,
+    ToolParser,
+    chat_template,
+    reasoning_parser,
+    tool_parser,
+)
 from outrider.text.tokens import chat
 from outrider.types import MultiModalInputs
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.server.call_formats import Found, find, gemma_as_json
-from outrider.server.reasoning_parsers import ReasoningParser
-from outrider.server.tool_parsers import ToolParser
+from outrider.server.tool_parsers import ReasoningParser, ToolParser
 
 _LETTERS = string.ascii_letters + string.digits
 

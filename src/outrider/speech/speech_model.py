@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtractor
 
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, usable_file
 from outrider.models import pretrained
 from outrider.models.config import hears
-from outrider.models.foreign_errors import usable_file
 from outrider.models.multi_modal import hears_in_prompts
 from outrider.models.prefill import causal, inference
 from outrider.models.sources import ModelSource

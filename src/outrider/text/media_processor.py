@@ -12,9 +12,15 @@ from typing import Any
 import torch
 
 from outrider import arguments
-from outrider.errors import AudioError, ConfigurationError, OutriderError, PromptError
+from outrider.errors import (
+    AudioError,
+    ConfigurationError,
+    OutriderError,
+    PromptError,
+    first_line,
+    kind_of,
+)
 from outrider.models import pretrained
-from outrider.models.foreign_errors import first_line, kind_of
 from outrider.speech import audio
 from outrider.text.images import MOST_BYTES, open_image
 from outrider.types import MultiModalInputs

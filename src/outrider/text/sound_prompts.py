@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from outrider.engine.request import StopConditions
-from outrider.errors import ConfigurationError, OutriderError, PromptError
-from outrider.models.foreign_errors import first_line
+from outrider.errors import ConfigurationError, OutriderError, PromptError, first_line
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech.audio import Samples
 from outrider.speech.vocabulary import language_name

@@ -43,10 +43,10 @@ _HOMES = {
     "hub": "outrider.verifiers.rejection:HubVerifier()",
     "multi_round": "outrider.verifiers.rejection:MULTI_ROUND",
     "kseq": "outrider.verifiers.kseq:KSeq()",
-    "lenience": "outrider.verifiers.lenience:Lenience()",
-    "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax()",
-    "typical": "outrider.verifiers.typical:Typical()",
-    "sigmoid": "outrider.verifiers.sigmoid:Sigmoid()",
+    "lenience": "outrider.verifiers.lossy:Lenience()",
+    "lenience_argmax": "outrider.verifiers.lossy:LenienceArgmax()",
+    "typical": "outrider.verifiers.lossy:Typical()",
+    "sigmoid": "outrider.verifiers.lossy:Sigmoid()",
 }
 VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(_HOMES, PLUGINS.load)
 #: Those of them that change the law.

@@ -13,7 +13,6 @@ from operator import mul
 
 import torch
 
-from outrider.acceptance_stats import AcceptanceStats
 from outrider.costs import Costs
 from outrider.engine.speculation_policy.estimates import (
     CONTEXT,
@@ -33,6 +32,7 @@ from outrider.engine.speculation_policy.protocol import (
     StepReport,
 )
 from outrider.errors import ConfigurationError
+from outrider.stats import AcceptanceStats
 from outrider.types import DraftShape
 
 SURE = 2.0  #: what reading must be expected to bring, of what it takes, by a guess

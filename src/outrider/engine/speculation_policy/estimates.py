@@ -7,9 +7,9 @@ from operator import mul
 from statistics import geometric_mean
 from typing import NamedTuple, TypeAlias
 
-from outrider.acceptance_stats import BUCKETS, FORGET, bucket, gains
 from outrider.costs import Costs, between
 from outrider.engine.speculation_policy.protocol import PlannedRow
+from outrider.stats import BUCKETS, FORGET, bucket, gains
 from outrider.types import PLAIN, DraftShape
 
 # What the shapes of a drafter cost beside a plain step, by the table and by recent steps.

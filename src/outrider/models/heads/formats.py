@@ -23,9 +23,8 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.errors import ConfigurationError, VocabularyMismatch, pickled
 from outrider.models import unsupported
-from outrider.models.foreign_errors import pickled
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 from outrider.models.heads.model import DraftHead
 from outrider.models.sources import ModelSource

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.errors import ConfigurationError
-from outrider.models.foreign_errors import first_line
+from outrider.errors import ConfigurationError, first_line
 
 if TYPE_CHECKING:
     from outrider.models.seq2seq.marian_ssru import MarianSsruModel

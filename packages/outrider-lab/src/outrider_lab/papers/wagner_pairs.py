@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, first_line
 from outrider.models import layer_subset
 from outrider.models.config import read
-from outrider.models.foreign_errors import first_line
 from outrider.models.sources import ModelSource
 from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import shipped
