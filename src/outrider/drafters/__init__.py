@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from outrider.drafters.recipes import DrafterParts, DraftOptions, Recipe
     from outrider.drafters.reference_lookup import ReferenceLookup
     from outrider.drafters.root import Root
-    from outrider.drafters.string_match import StringMatch
     from outrider.drafters.suffix import Suffix
-    from outrider.drafters.translated import Translated
+    from outrider.drafters.translated import StringMatch, Translated
     from outrider.drafters.trees import HubTree, SampledTree, StaticTree
     from outrider.types import Drafter
 
@@ -72,7 +71,7 @@ _RECIPES = {
     "cascade": "outrider.drafters.cascade:RECIPE",
     "either": "outrider.drafters.either:RECIPE",
     "layer_skip": "outrider.drafters.layer_skip:RECIPE",
-    "string_match": "outrider.drafters.string_match:RECIPE",
+    "string_match": "outrider.drafters.translated:STRING_MATCH",
     "translated": "outrider.drafters.translated:RECIPE",
 }
 DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(_RECIPES, PLUGINS.load)
@@ -256,7 +255,7 @@ _HOMES = {
     "Root": "outrider.drafters.root",
     "SampledTree": "outrider.drafters.trees",
     "StaticTree": "outrider.drafters.trees",
-    "StringMatch": "outrider.drafters.string_match",
+    "StringMatch": "outrider.drafters.translated",
     "Suffix": "outrider.drafters.suffix",
     "Translated": "outrider.drafters.translated",
 }
