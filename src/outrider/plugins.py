@@ -36,10 +36,13 @@ class PluginGroup(Generic[Value]):
     group  "outrider.drafters", say
     kind   a word for one of them: "drafter"
     read   what an object is in the registry; raises ConfigurationError where it is of no use
+    lab    names that come with outrider-lab
     """
 
-    def __init__(self, group: str, kind: str, read: Callable[[object], Value]) -> None:
-        self.group, self.kind, self.read = group, kind, read
+    def __init__(
+        self, group: str, kind: str, read: Callable[[object], Value], lab: Collection[str] = ()
+    ) -> None:
+        self.group, self.kind, self.read, self.lab = group, kind, read, lab
         self.broken: dict[str, str] = {}  #: why a name cannot be used
 
     def names(self) -> list[str]:
@@ -75,6 +78,11 @@ class PluginGroup(Generic[Value]):
         """Raise ConfigurationError with the reason if a plug-in of that name cannot be used."""
         if name in self.broken:
             raise ConfigurationError(self.broken[name])
+        if name in self.lab:
+            raise ConfigurationError(
+                f"the {self.kind} {name!r} comes with outrider-lab, which is not installed; pip "
+                "install outrider-lab"
+            )
 
     def refuse_taken(self, name: object, registry: Collection[str]) -> None:
         """Raise ConfigurationError for what is no name, or one that something else has."""

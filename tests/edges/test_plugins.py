@@ -33,10 +33,11 @@ def installed(monkeypatch):
     def install(*points):
         for module, kind in ((drafters, "drafters"), (verifiers, "verifiers")):
             group = f"outrider.{kind}"
-            of = plugins.PluginGroup(group, module.PLUGINS.kind, module.PLUGINS.read)
-            ours = "root" if module is drafters else "match"
+            ours = module.PLUGINS
+            of = plugins.PluginGroup(group, ours.kind, ours.read, ours.lab)
+            one = "root" if module is drafters else "match"
             fresh = lazy.Registry({}, of.load)
-            fresh[ours] = module.get(ours)
+            fresh[one] = module.get(one)
             monkeypatch.setattr(module, "PLUGINS", of)
             monkeypatch.setattr(module, kind.upper(), fresh)
         runners = plugins.PluginGroup("outrider.model_runners", "model runner", models.PLUGINS.read)
@@ -96,6 +97,16 @@ def test_what_cannot_be_imported_is_named_and_the_rest_works(installed, caplog):
         drafters.get("worse")
     assert sorted(drafters.DRAFTERS) == ["echo", "root"]
     assert len([record for record in caplog.records if "worse" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("get", "name"), [(drafters.get, "lookahead"), (verifiers.get, "otm")], ids=["drafter", "rule"]
+)
+def test_what_comes_with_the_lab_says_so_where_it_is_not_installed(installed, get, name):
+    installed(ECHO)
+    told = f"{name!r} comes with outrider-lab, which is not installed; pip install outrider-lab"
+    with pytest.raises(ConfigurationError, match=told):
+        get(name)
 
 
 def test_two_packages_of_one_name_are_both_named(installed):

@@ -51,7 +51,9 @@ def _recipe(given: object) -> "Recipe":
 
 
 #: Drafters that other distributions bring.
-PLUGINS = plugins.PluginGroup("outrider.drafters", "drafter", _recipe)
+PLUGINS = plugins.PluginGroup(
+    "outrider.drafters", "drafter", _recipe, ("lookahead", "ngram_tree", "random")
+)
 
 #: How each is made, in order; imported when it is looked up.
 _RECIPES = {

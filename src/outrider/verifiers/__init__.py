@@ -31,7 +31,7 @@ def _rule(given: object) -> "Verifier":
 
 
 #: Rules that other distributions bring.
-PLUGINS = plugins.PluginGroup("outrider.verifiers", "rule", _rule)
+PLUGINS = plugins.PluginGroup("outrider.verifiers", "rule", _rule, ("non_iterative", "otm"))
 
 #: Rules by name, with the usual values of their options; imported when they are looked up.
 _HOMES = {
