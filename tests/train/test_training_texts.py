@@ -11,7 +11,8 @@ from outrider.testing import llama
 from outrider.text.speculator import Speculator
 from outrider.train.features import TrainText
 from outrider.train.job import answered
-from outrider.train.task import Task, TextPiece, read, split, tokenized
+from outrider.train.task import Task
+from outrider.train.texts import TextPiece, read, split, tokenized
 
 
 class Letters:

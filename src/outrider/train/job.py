@@ -27,10 +27,12 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
+from outrider.train import texts
 from outrider.train.features import Alpha, Features, TrainText, alpha, read, record
 from outrider.train.loop import Losses, Progress, Trainer
 from outrider.train.students import HeadStudent, LayerStudent, Student, usual_taps
-from outrider.train.task import Task, TextPiece
+from outrider.train.task import Task
+from outrider.train.texts import TextPiece
 
 # The target's own answers to prompts: what a draft has to foresee is what the target writes.
 
@@ -167,8 +169,8 @@ def look(task: Task) -> None:
 
     Raises ConfigurationError.
     """
-    task.read(task.data, ("text",))
-    task.read(task.prompts, ("prompt",))
+    texts.read(task.data, ("text",))
+    texts.read(task.prompts, ("prompt",))
     _suits(task, ModelSource(task.target, "target", trust=task.trust).config)
 
 
@@ -187,9 +189,9 @@ def _texts(
     speculator: Speculator, task: Task, work: Path, show: Show
 ) -> tuple[list[TrainText], list[TrainText], dict[str, int]]:
     """Texts to learn, held-out ones, and how many tokens of which source are learnt."""
-    pieces = task.read(task.data, ("text",))
-    prompts = task.read(task.prompts, ("prompt",))
-    given = task.tokenized(pieces, speculator.tokenizer)
+    pieces = texts.read(task.data, ("text",))
+    prompts = texts.read(task.prompts, ("prompt",))
+    given = texts.tokenized(pieces, speculator.tokenizer)
     own = answered(
         speculator,
         prompts,
@@ -199,7 +201,7 @@ def _texts(
         seed=task.plan.seed,
         show=lambda n, of: show("answers of the target", n, of),
     )
-    learnt, held = task.split([*own, *given])
+    learnt, held = texts.split([*own, *given])
     mine = {text for text, _ in own}
     counts = {"texts": 0, "answers of the target": 0}
     for text in learnt:
