@@ -27,8 +27,8 @@ from outrider.drafters import (
     StaticTree,
     make,
     ngram_table,
-    shapes,
     tree_drafting,
+    trees,
 )
 from outrider.drafters.draft_model import Drawn
 from outrider.drafters.recipes import DrafterParts, DraftOptions
@@ -280,7 +280,7 @@ def expected(parents, a):
 @pytest.mark.parametrize("nodes", [1, 2, 5, 9, 14])
 @pytest.mark.parametrize("depth", [2, 4, 14])
 def test_the_heap_finds_the_best_tree(a, nodes, depth):
-    parents = shapes.optimal(a, nodes, depth)
+    parents = trees.optimal(a, nodes, depth)
     assert len(parents) == nodes or depth == 2  # three children at most: a full tree has 13
     assert expected(parents, a) == pytest.approx(
         best_by_dynamic_programming(a, nodes, depth), abs=1e-12
@@ -290,8 +290,8 @@ def test_the_heap_finds_the_best_tree(a, nodes, depth):
 def test_shapes_are_checked():
     for bad in ((), (0.2, 0.5), (1.5,)):
         with pytest.raises(ConfigurationError, match="acceptances"):
-            shapes.optimal(bad, 4, 2)
-    assert shapes.optimal((1.0, 0.0), 4, 3) == (-1, 0, 1, 2)
+            trees.optimal(bad, 4, 2)
+    assert trees.optimal((1.0, 0.0), 4, 3) == (-1, 0, 1, 2)
     assert math.isclose(expected((-1, 0, 0, 1), (0.5, 0.2)), 1.95)
 
 
@@ -358,7 +358,7 @@ def test_the_depth_of_trees_by_name():
     best = with_model(
         "static_tree", small, tree_acceptance=(0.9, 0.1), total_tokens=6, num_speculative_tokens=4
     )
-    assert best.parents == shapes.optimal((0.9, 0.1), 7, 4)
+    assert best.parents == trees.optimal((0.9, 0.1), 7, 4)
 
 
 @pytest.mark.parametrize(
