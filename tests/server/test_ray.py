@@ -16,8 +16,7 @@ from served import NAME, PROMPT
 import scripts
 from outrider.server.app import COMPLETIONS, ServerConfig, build_app
 from outrider.server.protocol import CompletionRequest
-from outrider.server.ray.ingress import StreamState, key, ranked
-from outrider.server.ray.replicas import asked
+from outrider.server.ray.requests import StreamState, asked, key, ranked
 from outrider.server.serving import running
 
 NO_RAY = "Ray is not installed: pip install 'outrider[ray]'"

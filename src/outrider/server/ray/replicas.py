@@ -1,6 +1,5 @@
 """A server as a replica of Ray Serve, and the application around several of them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,55 +11,12 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from outrider.loading import load
 from outrider.server.app import ServerConfig, build_app
-from outrider.server.middleware import App, Message
-from outrider.server.ray.ingress import Ingress, ranked
+from outrider.server.middleware import Message
+from outrider.server.ray.ingress import Ingress
+from outrider.server.ray.requests import Header, asked, ranked
 from outrider.server.serving import running
 
-# An ASGI application asked in its own process, without a socket.
-
-Header = tuple[bytes, bytes]
-
-
-async def asked(
-    app: App, method: str, path: str, headers: Sequence[Header], body: bytes
-) -> AsyncIterator[Message]:
-    """What an ASGI application says to a request; who stops listening has gone away."""
-    told: asyncio.Queue[Message | None] = asyncio.Queue()
-    gone, given = asyncio.Event(), False
-
-    async def receive() -> Message:
-        nonlocal given
-        if given:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": list(headers),
-    }
-    task = asyncio.ensure_future(app(scope, receive, told.put))
-    task.add_done_callback(lambda _: told.put_nowait(None))
-    try:
-        while (message := await told.get()) is not None:
-            yield message
-        await task
-    finally:
-        gone.set()
-        if not task.done():
-            task.cancel()
-
-
-# Serve's choice of a replica, by `ingress.ranked`.
+# Serve's choice of a replica, by `routing`.
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
