@@ -44,6 +44,7 @@ def compiled(how):
     return model, calls
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "how", ["torch.compile(model)", "model.compile()", "model.forward", "layers"]
 )
