@@ -57,6 +57,10 @@ def features(model, kwargs):
     ]
     reads = next(getattr(parts[0], name) for name in names if hasattr(parts[0], name))
     found = reads(**kwargs)
+    if (layers := getattr(found, "deepstack_features", None)) and found.get(
+        "pooler_output"
+    ) is None:
+        return sum(one.shape[0] for one in layers[0][1])
     pooled = getattr(found, "pooler_output", found)
     found = found.last_hidden_state if pooled is None else pooled
     if isinstance(found, (tuple, list)):

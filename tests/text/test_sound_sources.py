@@ -12,7 +12,7 @@ from seq2seq_families import FAMILIES, build
 from tiny_media import VOCAB
 
 import outrider
-from outrider import ConfigurationError
+from outrider import ConfigurationError, StopConditions
 from outrider.costs import Costs
 from outrider.models.config import decoder_of
 from outrider.text.sound_sources import SourceTranscription
@@ -98,6 +98,24 @@ def test_moonshine_writes_recordings_down(tmp_path):
         loaded.transcribe(sounds[0], language="en")
     with pytest.raises(ConfigurationError, match="told nothing ahead"):
         loaded.transcribe(sounds[0], initial_prompt="w20")
+
+
+def test_kyutai_writes_as_many_tokens_as_a_recording_has_moments(tmp_path):
+    hears = transformers.KyutaiSpeechToTextFeatureExtractor(
+        sampling_rate=sound_folder.RATE, audio_delay_seconds=0.0, audio_silence_prefix_seconds=0.0
+    )
+    processor = transformers.KyutaiSpeechToTextProcessor(hears, words("<image>", 50))
+    loaded, model = opened(tmp_path, "Kyutai STT", processor)
+    sound = sound_folder.samples(1)
+    values = hears(sound, sampling_rate=sound_folder.RATE, return_tensors="pt")["input_values"]
+    asked = {"do_sample": False, "eos_token_id": None, "max_new_tokens": NEW}
+    with torch.inference_mode():
+        right = model.generate(input_ids=torch.tensor([[1]]), input_values=values, **asked)
+    assert texts(loaded.transcribe(sound, max_new_tokens=NEW)) == [tuple(right[0, 1:].tolist())]
+    prompts, moments = loaded.sound_prompts, values.shape[-1] // model.config.frame_size
+    _, source = prompts.asked(sound, None, None)
+    for most, end in ((moments + 9, moments), (NEW, NEW)):
+        assert prompts.within(StopConditions(most), source).max_new_tokens == end
 
 
 def test_cohere_is_told_the_language(tmp_path):

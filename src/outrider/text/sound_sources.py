@@ -1,16 +1,17 @@
 """Transcription by encoder-decoders that hear a recording as their source: Moonshine, Canary."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.models.foreign_errors import first_line
 from outrider.speech.audio import Samples
 from outrider.text.sound_prompts import SECONDS, TranscribingModel
-from outrider.types import Inputs
+from outrider.types import Inputs, MultiModalInputs
 
 _FEATURES = ("input_features", "input_values")
 
@@ -75,6 +76,8 @@ class SourceTranscription(TranscribingModel):
         """What a processor made of one recording, without padding."""
         name = next(name for name in _FEATURES if name in made)
         features, seen = torch.as_tensor(made[name]), made.get("attention_mask")
+        if name == "input_values" and features.dim() == 3:  # of one channel
+            features = features[:, 0]
         if seen is not None:
             features = features[:, : int(torch.as_tensor(seen).sum())]
         there = torch.ones(1, features.shape[1], dtype=torch.bool)
@@ -83,6 +86,15 @@ class SourceTranscription(TranscribingModel):
             asked = torch.as_tensor(given)[0].tolist()
             ids = asked if asked[: len(ids)] == ids else [*ids, *asked]
         return ids, Inputs(None, features, there)
+
+    def within(self, limits: StopConditions, sound: Inputs | MultiModalInputs) -> StopConditions:
+        """Where the text of this recording ends: with it, if each token is read with a moment."""
+        if not self.media.moment:
+            return limits
+        assert isinstance(sound, Inputs)
+        moments = sound.mask_BS.shape[1] // self.media.moment
+        most = moments if limits.max_new_tokens is None else min(moments, limits.max_new_tokens)
+        return replace(limits, max_new_tokens=most)
 
     def said(self, tokens: Sequence[int]) -> str:
         """The text of an answer."""
