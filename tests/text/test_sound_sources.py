@@ -1,7 +1,5 @@
 """Recordings written down by encoder-decoders that hear them as their source."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import sound_folder
@@ -15,7 +13,6 @@ import outrider
 from outrider import ConfigurationError, StopConditions
 from outrider.costs import Costs
 from outrider.models.config import decoder_of
-from outrider.text.sound_sources import SourceTranscription
 
 NEW = 8
 #: What stands in for the special words of a prompt of Canary
@@ -135,11 +132,22 @@ def test_cohere_is_told_the_language(tmp_path):
     assert texts(loaded.transcribe(sound, language="en", max_new_tokens=NEW)) == [right]
 
 
-def test_what_has_to_be_told_a_language_by_a_token_is_refused():
-    tokenizer = SimpleNamespace(tgt_lang="eng")  # as SeamlessM4T's
-    asked = SourceTranscription("seamless", None, tokenizer, (), None, ())
-    with pytest.raises(ConfigurationError, match="decoder_prompts"):
-        asked.asked(sound_folder.samples(1), None, None)
+def test_seamless_begins_with_the_token_of_a_language(tmp_path):
+    hears = transformers.SeamlessM4TFeatureExtractor(num_mel_bins=8, feature_size=8, stride=2)
+    tokenizer = words("<image>", 50, word5_token="__eng__")
+    processor = transformers.Wav2Vec2Processor(hears, tokenizer)  # its own wants SentencePiece's
+    loaded, model = opened(tmp_path, "SeamlessM4T (speech)", processor)
+    loaded.tokenizer.tgt_lang = "eng"  # as SeamlessM4T's has it
+    sound = sound_folder.samples(1)
+    made = hears(sound, sampling_rate=sound_folder.RATE, return_tensors="pt")
+    features = made["input_features"][:, : made["attention_mask"].sum()]
+    begun = [loaded.opening.start, tokenizer.convert_tokens_to_ids("__eng__")]
+    right = generated(model, begun, input_features=features)
+    assert texts(loaded.transcribe(sound, language="eng", max_new_tokens=NEW)) == [right]
+    with pytest.raises(ConfigurationError, match="has to be told the language"):
+        loaded.transcribe(sound)
+    with pytest.raises(ConfigurationError, match="no token __zzz__"):
+        loaded.transcribe(sound, language="zzz")
 
 
 def test_canary_is_told_the_language(tmp_path):

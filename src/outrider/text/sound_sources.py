@@ -38,18 +38,18 @@ class SourceTranscription(TranscribingModel):
             raise ConfigurationError(
                 f"{self.name} is told nothing ahead of a text; got initial_prompt; leave it out"
             )
-        if hasattr(self.tokenizer, "tgt_lang"):
-            raise ConfigurationError(
-                f"{self.name} writes in the language that its text begins with; got a recording "
-                "alone; give features and that token: generate(features, decoder_prompts=[[...]])"
-            )
         processor = self.media.processor
         asks = getattr(processor, "apply_transcription_request", None)  # Canary's
         told_language = asks is not None or hasattr(processor, "get_decoder_prompt_ids")  # Cohere's
-        if told_language and language is None:
+        by_token = hasattr(self.tokenizer, "tgt_lang")  # SeamlessM4T's
+        if (told_language or by_token) and language is None:
+            write = "eng" if by_token else "en"
             raise ConfigurationError(
-                f"{self.name} has to be told the language; got none; write language='en'"
+                f"{self.name} has to be told the language; got none; write language={write!r}"
             )
+        if by_token:
+            assert language is not None
+            return self._in_language(samples, language)
         if language is not None and not told_language:
             raise ConfigurationError(
                 f"{self.name} is not told the language; got language={language!r}; leave it out"
@@ -71,6 +71,19 @@ class SourceTranscription(TranscribingModel):
                 f"samples: {type(error).__name__}: {first_line(error)}; give another language, or "
                 "longer sound"
             ) from error
+
+    def _in_language(self, samples: Samples, language: str) -> tuple[list[int], Inputs]:
+        """For a model whose text begins with the token of its language."""
+        word = f"__{language.strip('_')}__"
+        token = self.tokenizer.convert_tokens_to_ids(word)
+        if token in (None, self.tokenizer.unk_token_id):
+            raise ConfigurationError(
+                f"{self.name} is told a language as its tokenizer names it; got "
+                f"language={language!r}, and no token {word}; write one such as 'eng'"
+            )
+        reads = self.media.processor.feature_extractor
+        ids, source = self._read(reads(samples, sampling_rate=self.rate, return_tensors="pt"))
+        return [*ids, token], source
 
     def _read(self, made: Mapping[str, Any]) -> tuple[list[int], Inputs]:
         """What a processor made of one recording, without padding."""
