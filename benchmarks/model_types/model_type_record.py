@@ -12,12 +12,13 @@ RECORD = Path(__file__).parent / "types.json"
 ARMS = ("folder", "plain", "chain", "tree", "batch", "seeded")
 
 _SOUND = "it writes several codebooks of sound at once, not a text"
+_TIMM = "its images need the package timm, which was not there"
 _DRAFT = "a draft of Gemma 4's: it reads its target's keys and values"
 #: Why a line is not all equal, where no refusal says it: found out by hand.
 NOTES = {
     "blt": "its patches come of a model of bytes that reads the whole text at every call",
-    "gemma3n": "its images need the package timm, which was not there; its text model, "
-    "`gemma3n_text`, is right",
+    **dict.fromkeys(("fast_vlm", "perception_lm"), _TIMM),
+    "gemma3n": f"{_TIMM}; its text model, `gemma3n_text`, is right",
     "gemma4_assistant": _DRAFT,
     "gemma4_unified_assistant": _DRAFT,
     "musicgen": _SOUND,

@@ -70,6 +70,7 @@ def read_as_sources(family, generated, own_reader=False):
         rows = recordings(target.runner.reader.kind)
     each = [rows.take([row]) for row in range(3)]
     settings = model.generation_config
+    settings.forced_eos_token_id = None
     first = settings.decoder_start_token_id
     first = decoder_of(model.config).bos_token_id if first is None else first
     starts = [[first], [first, 9, 8], [first, 7]]

@@ -253,7 +253,16 @@ _MARKED = {
     **_mrope([2, 3, 3]),
 }
 
+#: Layers with windows have sizes of their own.
+_DOTS3 = {
+    **dict.fromkeys(("swa_num_attention_heads", "swa_num_key_value_heads"), 4),
+    **dict.fromkeys(("swa_q_lora_rank", "swa_kv_lora_rank", "swa_head_dim"), 16),
+    **dict.fromkeys(("swa_qk_nope_head_dim", "swa_qk_rope_head_dim"), 8),
+    "swa_v_head_dim": 16,
+}
+
 BY_HAND = {
+    "dots3_note_text": _DOTS3,
     "emu3": {
         "vocabulary_map": _WRITTEN["emu3"],
         "vq_config": {
@@ -311,11 +320,13 @@ BY_HAND = {
         "deepstack_layer_map": [[-2, 0]],
         "spatial_target_layers": [1, 2, 3, 3],
     },
+    "idefics": {"vision_config": {"image_size": 8, "patch_size": 4}},
     "molmo2": {
         "image_patch_id": 100,
         "vision_config": {"image_size": [32, 32], "patch_size": 16, "head_dim": 16},
         "adapter_config": {"vision_feature_layer": [-1, -2], "head_dim": 16},
     },
+    **{kind: {"out_hidden_size": 256} for kind in ("muse_glimmer", "muse_spark")},
     "nemotron_h_omni": {
         "image_token_id": 100,
         "vision_hidden_size": 64,
@@ -359,6 +370,7 @@ BY_HAND = {
             "adapter_out_dim": 64,
         },
         "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64},
+        "text_config": _DOTS3,
     },
     "ernie4_5_vl_moe": _mrope([2, 2, 4]),
     "hunyuan_vl": {

@@ -258,7 +258,8 @@ FAMILIES = {
     ),
     "wav2vec 2.0 to BART": lambda: composite(
         HEARING,
-        {"model_type": "bart", **BART, "is_encoder_decoder": False},
+        # its cache has as many layers as BART's encoder has
+        {"model_type": "bart", **BART, "encoder_layers": 2, "is_encoder_decoder": False},
         "speech-encoder-decoder",
     ),
     "SpeechT5": lambda: own(

@@ -32,7 +32,7 @@ def canary():
     return transformers.CanaryProcessor(hears, words("<image>", 50), chat_template=TEMPLATE)
 
 
-def opened(place, name, processor):
+def opened(place, name, processor, start=1):
     """The model of a folder, with drafts that copy, and as transformers has it."""
     config = FAMILIES[name]()
     for part in (config, decoder_of(config)):
@@ -42,7 +42,7 @@ def opened(place, name, processor):
         if "encoder_attn" in part and weight.dim() > 1:
             weight.data.mul_(4.0)  # so that a text depends on its source
     model.generation_config.eos_token_id = None
-    model.generation_config.decoder_start_token_id = 1
+    model.generation_config.decoder_start_token_id = start
     model.save_pretrained(place)
     processor.save_pretrained(place)
     loaded = outrider.load(
@@ -136,7 +136,7 @@ def test_seamless_begins_with_the_token_of_a_language(tmp_path):
     hears = transformers.SeamlessM4TFeatureExtractor(num_mel_bins=8, feature_size=8, stride=2)
     tokenizer = words("<image>", 50, word5_token="__eng__")
     processor = transformers.Wav2Vec2Processor(hears, tokenizer)  # its own wants SentencePiece's
-    loaded, model = opened(tmp_path, "SeamlessM4T (speech)", processor)
+    loaded, model = opened(tmp_path, "SeamlessM4T (speech)", processor, start=2)
     loaded.tokenizer.tgt_lang = "eng"  # as SeamlessM4T's has it
     sound = sound_folder.samples(1)
     made = hears(sound, sampling_rate=sound_folder.RATE, return_tensors="pt")

@@ -74,7 +74,7 @@ class ImageCrossAttentionRunner(MultiModalRunner):
     """What both kinds have: a mask of what each token sees."""
 
     mask = "cross_attention_mask"  #: the argument
-    axes = ("tokens", "images", "tiles")  #: its own, behind that of prompts
+    axes: tuple[str, ...] = ("tokens", "images", "tiles")  #: its own, behind that of prompts
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
         """As for all models; and what sees an image behind the last one has to see it for good."""
