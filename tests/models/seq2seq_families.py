@@ -435,12 +435,14 @@ FAMILIES = {
 }
 #: Families that transformers runs with eager attention alone.
 EAGER_ONLY = {
+    "BLIP",
     "BigBird-Pegasus",
     "LED",
     "LongT5",
     "MVP",
     "PEGASUS-X",
     "Speech2Text",
+    "SpeechT5",
     "T5Gemma",
     "TrOCR (ViT to TrOCR)",
 }
