@@ -9,6 +9,7 @@
  * for such heads, queries of bfloat16 are answered by attend_tiles.c.
  */
 #include "attend.h"
+#include "thread_pool.h"
 
 #define BLOCK 4 /* queries whose sums are held side by side */
 #define FEW BLOCK /* queries for which keys are read as they lie; for more they are turned over first */
@@ -405,6 +406,38 @@ static int64_t at_once(int64_t rows, int64_t pairs, int64_t threads) {
     return each < MANY ? each : MANY;
 }
 
+/* A call: first each row's heads are noted, then its tasks, `each` queries of a head, are answered. */
+typedef struct {
+    const Sizes *at;
+    const Asks *asks;
+    const int64_t *slots;
+    int64_t each, blocks, bytes, tiled; /* `bytes` of a thread's room */
+    char *rooms;
+} Call;
+
+static void note_pair(void *about, int64_t pair, int64_t thread) {
+    const Call *of = about;
+    (void)thread;
+    if (of->at->is_half) note(of->at, of->asks, of->slots, pair / of->at->K, pair % of->at->K, 1);
+    else note(of->at, of->asks, of->slots, pair / of->at->K, pair % of->at->K, 0);
+}
+
+static void answer_task(void *about, int64_t task, int64_t thread) {
+    const Call *of = about;
+    const Sizes *at = of->at;
+    const int64_t rows = at->Q * (at->H / at->K), b = task / of->blocks / at->K, k = task / of->blocks % at->K;
+    const int64_t first = task % of->blocks * of->each;
+    const int64_t some = rows - first < of->each ? rows - first : of->each;
+    Room room = {.row = (at->W + LANES - 1) / LANES * LANES, .scores = (float *)(of->rooms + thread * of->bytes)};
+    room.queries = room.scores + of->each * room.row;
+    room.sums = room.queries + of->each * at->E;
+    room.piece = room.sums + of->each * at->E;
+    room.places = (int32_t *)(room.piece + PIECE * at->E);
+    if (of->tiled) outrider_tiles_answer(at, of->asks, b, k, first, some, room.scores);
+    else if (at->is_half) answer(at, of->asks, b, k, first, some, &room, 1);
+    else answer(at, of->asks, b, k, first, some, &room, 0);
+}
+
 /* Turn, note and attend: out [B, Q, H, E] for qkv [B, Q, H + 2 K, E], all of half precision or all
  * float32. Returns 1 without memory for the scores, 2 for a slot that is not there. */
 int outrider_attend(
@@ -413,39 +446,20 @@ int outrider_attend(
     void *out) {
     const int64_t rows = at->Q * (at->H / at->K), pairs = at->B * at->K;
     if (!rows || !pairs) return 0;
-    const int64_t each = at_once(rows, pairs, at->threads), blocks = (rows + each - 1) / each;
+    const int64_t threads = rows * pairs * at->W * at->E > 65536 ? at->threads : 1;
+    const int64_t each = at_once(rows, pairs, threads), blocks = (rows + each - 1) / each;
     const int64_t tiled = at->tiles && at->is_half ? outrider_tiles_room(at) : 0;
+    const int64_t row = (at->W + LANES - 1) / LANES * LANES;
+    const int64_t wanted = tiled ? tiled : (2 * each * row + (2 * each + PIECE) * at->E) * (int64_t)sizeof(float);
+    const int64_t bytes = (wanted + 63) / 64 * 64;
     const Asks asks = {qkv, cos, sin, keys, values, visible, count, ahead, out};
-    int failed = 0;
     for (int64_t node = 0; node < at->B * at->Q; node++)
         if (slots[node] < 0 || slots[node] >= at->there) return 2;
     if (at->W > at->there) return 2;
-#pragma omp parallel num_threads(at->threads) if (at->threads > 1)
-    {
-        Room room = {.row = (at->W + LANES - 1) / LANES * LANES};
-        room.scores = aligned_alloc(
-            64, tiled ? tiled : (2 * each * room.row + (2 * each + PIECE) * at->E) * (int64_t)sizeof(float));
-        room.queries = room.scores + each * room.row;
-        room.sums = room.queries + each * at->E;
-        room.piece = room.sums + each * at->E;
-        room.places = (int32_t *)(room.piece + PIECE * at->E);
-        if (!room.scores) failed = 1;
-#pragma omp for
-        for (int64_t pair = 0; pair < pairs; pair++) {
-            if (at->is_half) note(at, &asks, slots, pair / at->K, pair % at->K, 1);
-            else note(at, &asks, slots, pair / at->K, pair % at->K, 0);
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < pairs * blocks; task++) {
-            const int64_t b = task / blocks / at->K, k = task / blocks % at->K;
-            const int64_t first = task % blocks * each;
-            const int64_t some = rows - first < each ? rows - first : each;
-            if (!room.scores) continue;
-            if (tiled) outrider_tiles_answer(at, &asks, b, k, first, some, room.scores);
-            else if (at->is_half) answer(at, &asks, b, k, first, some, &room, 1);
-            else answer(at, &asks, b, k, first, some, &room, 0);
-        }
-        free(room.scores);
-    }
-    return failed;
+    Call call = {at, &asks, slots, each, blocks, bytes, tiled, aligned_alloc(64, threads * bytes)};
+    if (!call.rooms) return 1;
+    outrider_share(threads, pairs, note_pair, &call);
+    outrider_share(threads, pairs * blocks, answer_task, &call);
+    free(call.rooms);
+    return 0;
 }
