@@ -33,10 +33,10 @@
 #define THREADS(work) ((int64_t)((work) >> 24 & 0xff))
 
 static struct {
-    _Atomic uint64_t work;
-    _Atomic int64_t done; /* pieces */
-    _Atomic int64_t asleep; /* helpers */
-    _Atomic int core;       /* where who has put the job down runs */
+    _Alignas(64) _Atomic uint64_t work; /* in a line of its own, as all helpers look at it */
+    _Alignas(64) _Atomic int64_t done;  /* pieces */
+    _Alignas(64) _Atomic int64_t asleep; /* helpers */
+    _Atomic int core; /* where who has put the job down runs */
     Piece *run;
     void *about;
     int64_t pieces, helpers;
@@ -159,6 +159,8 @@ static void note_lateness(int64_t started, int64_t ready, int64_t over) {
 }
 
 void outrider_share(int64_t threads, int64_t pieces, Piece *run, void *about) {
+    const int64_t most = pieces > 4 ? (pieces + 1) / 2 : pieces; /* more would be in each other's way */
+    if (threads > most) threads = most;
     if (threads > MOST) threads = MOST;
     int alone = threads < 2 || pieces < 2 || pieces > 0xffffff || pthread_mutex_trylock(&pool.busy);
     const int64_t started = alone ? 0 : now();
