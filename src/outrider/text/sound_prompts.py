@@ -1,15 +1,12 @@
-"""Recordings in prompts, and questions to audio language models: what is said in this one?"""
+"""Questions to audio language models: what is said in this recording?"""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from outrider.engine.request import StopConditions
-from outrider.errors import ConfigurationError, OutriderError, PromptError, first_line
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech.audio import Samples
 from outrider.speech.vocabulary import language_name
@@ -45,6 +42,10 @@ class TranscribingModel:
     def limits(self, most: int) -> StopConditions:
         """Where a text ends."""
         return StopConditions(most, self.eos_ids)
+
+    def within(self, limits: StopConditions, sound: Inputs | MultiModalInputs) -> StopConditions:
+        """Where the text of this recording ends."""
+        return limits
 
     def text(self, tokens: Sequence[int]) -> str:
         """The words of an answer's tokens."""
@@ -95,82 +96,3 @@ class TranscriptionPrompts(TranscribingModel):
         text = self.text(tokens)
         extract = getattr(self.media.processor, "extract_transcription", None)
         return text if extract is None else str(extract(text))
-
-
-# Transcription by encoder-decoders that hear a recording as their source: Moonshine, Canary.
-
-_FEATURES = ("input_features", "input_values")
-
-
-@dataclass(frozen=True)
-class SourceTranscription(TranscribingModel):
-    """Transcription by a model with an encoder of sound that is no Whisper. A `SoundPrompts`.
-
-    begun  what an answer begins with where the processor has no words for it
-    """
-
-    begun: tuple[int, ...]
-    longest: float = SECONDS
-
-    def asked(
-        self, samples: Samples, language: str | None, told: str | None
-    ) -> tuple[list[int], Inputs]:
-        """What the text begins with, and the sound as the encoder reads it.
-
-        Raises ConfigurationError for a prompt, and for a language that the model is not told of, or
-        has to be told and is not.
-        """
-        if told is not None:
-            raise ConfigurationError(
-                f"{self.name} is told nothing ahead of a text; got initial_prompt; leave it out"
-            )
-        if hasattr(self.tokenizer, "tgt_lang"):
-            raise ConfigurationError(
-                f"{self.name} writes in the language that its text begins with; got a recording "
-                "alone; give features and that token: generate(features, decoder_prompts=[[...]])"
-            )
-        processor = self.media.processor
-        asks = getattr(processor, "apply_transcription_request", None)  # Canary's
-        told_language = asks is not None or hasattr(processor, "get_decoder_prompt_ids")  # Cohere's
-        if told_language and language is None:
-            raise ConfigurationError(
-                f"{self.name} has to be told the language; got none; write language='en'"
-            )
-        if language is not None and not told_language:
-            raise ConfigurationError(
-                f"{self.name} is not told the language; got language={language!r}; leave it out"
-            )
-        try:
-            if asks is not None:
-                made = asks(audio=samples, source_language=language)
-            elif told_language:
-                made = processor(samples, language=language, sampling_rate=self.rate)
-            else:
-                reads = getattr(processor, "feature_extractor", processor)
-                made = reads(samples, sampling_rate=self.rate, return_tensors="pt")
-            return self._read(made)
-        except OutriderError:
-            raise
-        except Exception as error:  # a processor is a program of its own
-            raise PromptError(
-                f"the processor of {self.name} does not take a recording of {len(samples)} "
-                f"samples: {type(error).__name__}: {first_line(error)}; give another language, or "
-                "longer sound"
-            ) from error
-
-    def _read(self, made: Mapping[str, Any]) -> tuple[list[int], Inputs]:
-        """What a processor made of one recording, without padding."""
-        name = next(name for name in _FEATURES if name in made)
-        features, seen = torch.as_tensor(made[name]), made.get("attention_mask")
-        if seen is not None:
-            features = features[:, : int(torch.as_tensor(seen).sum())]
-        there = torch.ones(1, features.shape[1], dtype=torch.bool)
-        given, ids = made.get("decoder_input_ids"), list(self.begun)
-        if given is not None:  # as `generate` has it: behind the start, if that is not its first
-            asked = torch.as_tensor(given)[0].tolist()
-            ids = asked if asked[: len(ids)] == ids else [*ids, *asked]
-        return ids, Inputs(None, features, there)
-
-    def said(self, tokens: Sequence[int]) -> str:
-        """The text of an answer."""
-        return self.text(tokens)
