@@ -22,6 +22,7 @@ from outrider.models import (
     TreeDecoder,
     adapt,
     checkpoint_weights,
+    foreign_layers,
     gguf,
     load_checks,
     peft_models,
@@ -181,6 +182,7 @@ class ModelSource:
         that `shares` attends to the states of the target's encoder.
         """
         loaded = self.model(setting.dtype, device)
+        foreign_layers.unpack(loaded)
         try:
             return self._checked(loaded, setting, vocab, shares)
         except NumericalError as error:
