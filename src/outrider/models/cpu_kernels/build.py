@@ -57,7 +57,15 @@ SOURCES = (
     "int16_attention.c",
     "outer_product.c",
 )
-SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h", "packed_linear.h")
+SHARED = (
+    "lanes.h",
+    "draws.h",
+    "attend.h",
+    "attend_sums.h",
+    "tiles.h",
+    "packed_vectors.h",
+    "packed_linear.h",
+)
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
