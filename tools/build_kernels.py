@@ -46,8 +46,6 @@ PLATFORMS = {
     "linux-aarch64": Platform("linux", "aarch64", "aarch64-linux-gnu.2.17", ("neon",), _ELF),
     "darwin-aarch64": Platform("darwin", "aarch64", "aarch64-macos.11.0", ("neon",)),
 }
-#: All that the sources want of a header that zig does not have.
-_OMP_H = "#pragma once\nint omp_get_thread_num(void);\n"
 
 
 def options(level: isa.Level) -> list[str]:
@@ -73,24 +71,17 @@ def library(platform: Platform, level: isa.Level, out: Path) -> Path:
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", platform.target]
     flags = [*build.FLAGS, *options(level), "-g0", "-Wno-unknown-pragmas", "-I."]
     with TemporaryDirectory(prefix="kernels-") as folder:
-        texts = {
-            **build.TEXTS,
-            "omp.h": _OMP_H,
-            prebuilt.THREADS.name: prebuilt.THREADS.read_text(),
-        }
-        for name, text in texts.items():
+        for name, text in build.TEXTS.items():
             Path(folder, name).write_text(text)
 
         def run(*arguments: str) -> None:
             subprocess.run([*zig, *flags, *arguments], cwd=folder, check=True)
 
-        sources = [*build.SOURCES, prebuilt.THREADS.name]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda name: run("-c", name, "-o", f"{name}.o"), sources))
-        # The runtime of OpenMP that the flag would ask for is threads.c.
+            list(pool.map(lambda name: run("-c", name, "-o", f"{name}.o"), build.SOURCES))
         run(
-            *("-fno-openmp", "-shared", "-s", *platform.links),
-            *(f"{name}.o" for name in sources),
+            *("-shared", "-s", *platform.links),
+            *(f"{name}.o" for name in build.SOURCES),
             *("-o", "made.so", *build.LINKS),
         )
         made = Path(folder, "made.so").read_bytes()

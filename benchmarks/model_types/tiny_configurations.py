@@ -345,7 +345,7 @@ BY_HAND = {
         "hc_lowrank": 8,
         "ple_embed_dim": 64,
     },
-    "xlstm": {"embedding_dim": 64, "num_blocks": 4, "chunk_size": 16},
+    "xlstm": {"embedding_dim": 64, "num_blocks": 4, "chunk_size": 16, "qk_dim_factor": 1.0},
     "zamba": {
         "attention_hidden_size": 128,
         "attention_head_dim": 32,

@@ -33,6 +33,16 @@ _SSD = {
     "mamba_chunk_size": 16,
     "mamba_expand": 2,
 }
+_INKLING = {
+    "head_dim": 16,
+    "swa_head_dim": 16,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "d_rel": 8,
+    "sliding_window_size": 16,
+    "num_experts_per_tok": 2,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+}
 _SHARED = {"shared_expert_intermediate_size": 32}
 
 #: Sizes by transformers' model_type.
@@ -147,6 +157,59 @@ SIZES = {
         "adapter_rank": 8,
         "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
     },
+    "inkling_text": {
+        **_ATTENTION,
+        **_INKLING,
+        "rel_extent": 24,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "log_scaling_n_floor": 8,
+        "logits_mup_width_multiplier": 1.0,
+    },
+    "inkling2_text": {
+        **_ATTENTION,
+        **_INKLING,
+        "rel_extent": 24,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "n_layers_per_attn_res_block": 2,
+        "log_scaling_n_floor": 8,
+    },
+    "qwen4_exp_text": {
+        **_ATTENTION,
+        **_DELTA,
+        **_EXPERTS,
+        **_SHARED,
+        "layer_types": [
+            "linear_attention",
+            "indexed_attention",
+            "linear_attention",
+            "indexed_attention",
+        ],
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 32,
+        "indexer_compress_ratio": 4,
+        "hc_lowrank": 8,
+        "ple_layer_ids": [1, 3],
+        "eos_token_id": 2,
+        "ple_embed_dim": 64,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 200,
+    },
+    "xlstm": {"num_heads": 4, "chunk_size": 16, "qk_dim_factor": 1.0},
+    "zaya": {
+        **_ATTENTION,
+        "head_dim": 16,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "router_hidden_size": 32,
+        "sliding_window": 16,
+        "layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"],
+    },
     "lfm2": {**_ATTENTION, **_CONV, "block_auto_adjust_ff_dim": False},
     "lfm3": {
         **_ATTENTION,
@@ -163,6 +226,7 @@ def made(kind, seed=0, **more):
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **{**_BASE, **SIZES[kind], **more})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.generation_config.eos_token_id = None
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "embed" in name:
@@ -182,5 +246,6 @@ def perturbed(model, size=0.03, seed=3):
     other, random = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in other.parameters():
-            weight += size * weight.std() * torch.randn(weight.shape, generator=random)
+            if weight.numel() > 1:
+                weight += size * weight.std() * torch.randn(weight.shape, generator=random)
     return other

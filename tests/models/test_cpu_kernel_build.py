@@ -270,20 +270,6 @@ def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path
     assert not alive(order._process.pid)
 
 
-@needs_cc
-def test_before_torch_is_there_nothing_is_loaded(fresh, tmp_path):
-    """A library brings its threads along, and torch's own are to be there first."""
-    fresh.setattr(build, "TEXTS", small(1))
-    build.start_before_torch()
-    assert build._state.background is not None
-    build.wait()
-    assert build._state.found.path in [*tmp_path.rglob("*.so")]
-    anew(fresh)
-    build.start_before_torch()
-    assert build._state.background is None
-    assert build._state.found is None
-
-
 WAITS = """
 import sys, time
 from outrider.models.cpu_kernels import build
@@ -318,21 +304,10 @@ def test_no_process_is_left_behind_however_the_first_one_ends(fresh, tmp_path, e
     assert until(lambda: not alive(group))
 
 
-CONNECTED = """
-static void *kept[4];
-int outrider_threads(void *parallel, void *barrier, void *number, void *count) {
-    kept[0] = parallel; kept[1] = barrier; kept[2] = number; kept[3] = count;
-    return 0;
-}
-int count_given(int64_t x) { for (int i = 0; i < 4; i++) x += kept[i] != 0; return x; }
-"""
-
-
 @pytest.fixture
 def shipped(fresh, tmp_path):
     """A folder of the package with a library that adds 5, where the sources say so, too."""
     texts = small(5)
-    texts["int8.c"] += CONNECTED
     fresh.setattr(build, "TEXTS", texts)
     build.library()
     (made,) = tmp_path.rglob("kernels-*.so")
@@ -348,24 +323,16 @@ def shipped(fresh, tmp_path):
 
 
 @needs_cc
-def test_a_shipped_library_is_preferred_to_compiling_and_has_torchs_threads(fresh, shipped):
+def test_a_shipped_library_is_preferred_to_compiling(fresh, shipped):
     fresh.setenv("CC", "no-such-compiler")
     assert build.function("added", WHOLE)(40) == 45
-    assert build.function("count_given", WHOLE)(0) == 4
     assert build.told().startswith(f"{isa.level().name}, shipped with the package")
     assert build.identity() == next(shipped.iterdir()).name
 
 
-@needs_cc
-def test_without_an_openmp_a_shipped_library_runs_in_one_thread_and_says_so(fresh, shipped):
-    fresh.setattr(prebuilt, "_runtimes", lambda: iter([ctypes.CDLL(None)]))
-    fresh.setattr(prebuilt, "_WANTED", ("no_such_function",))
-    assert build.function("count_given", WHOLE)(0) == 0
-    assert "shipped with the package, in one thread" in build.told()
-
-
 def changed_sources(fresh, library):
-    fresh.setattr(build, "TEXTS", small(5))
+    texts = small(5)
+    fresh.setattr(build, "TEXTS", texts | {"int8.c": texts["int8.c"] + "/* of another version */"})
 
 
 def changed_level(fresh, library):

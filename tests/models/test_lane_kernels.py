@@ -17,7 +17,7 @@ from outrider.models.cpu_kernels import build
 
 HERE, NATIVE = Path(__file__).parent, Path(build.__file__).parent
 DIGESTS = HERE / "kernel_digests.txt"
-KERNELS = ("attend.c", "attend_tiles.c", "kernels.c", "cross.c", "int8.c")
+KERNELS = ("thread_pool.c", "attend.c", "attend_tiles.c", "kernels.c", "cross.c", "int8.c")
 #: By level: its family, a compiler for it elsewhere, and what runs its programs there.
 LEVELS = {
     "avx2": ("x86_64", "x86_64-linux-gnu-gcc", None),  # an emulator would do, but costs minutes
@@ -41,7 +41,8 @@ def digests(name, folder):
     compiler, run = tools(name)
     level = next(each for each in isa.of_family(LEVELS[name][0]) if each.name == name)
     sources = [str(NATIVE / each) for each in KERNELS]
-    command = [*compiler, "-std=gnu11", "-O0", "-ffp-contract=off", "-Wno-psabi", *level.options]
+    command = [*compiler, "-std=gnu11", "-O0", "-ffp-contract=off", "-Wno-psabi", "-pthread"]
+    command += level.options
     program = str(Path(folder, "digests"))
     command += [f"-I{NATIVE}", str(HERE / "kernel_digests.c"), *sources, "-o", program, "-lm"]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)

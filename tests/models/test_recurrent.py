@@ -54,8 +54,8 @@ def tokens(*shape, seed=0):
 def step_by_step(model, text, path):
     """Transformers' own logits [n, V]: the text in one call, then the path token by token."""
     kind, place = model.config.model_type, {}
-    if kind == "rwkv":
-        name, cache = "state", None
+    if kind in ("rwkv", "xlstm"):
+        name, cache = "state" if kind == "rwkv" else "cache_params", None
     else:
         name = "cache_params" if "mamba" in kind else "past_key_values"
         cache = MiniMaxCache() if kind == "minimax" else DynamicCache(config=model.config)
@@ -64,8 +64,8 @@ def step_by_step(model, text, path):
     for number, token in enumerate(path):
         if name == "past_key_values":
             place = {"position_ids": torch.tensor([[len(text) + number]])}
-        if name == "state":
-            cache = output.state
+        if kind in ("rwkv", "xlstm"):
+            cache = output[name]
         output = model(input_ids=token.view(1, 1), use_cache=True, **{name: cache}, **place)
         found.append(output.logits[0, -1])
     return torch.stack(found)
@@ -350,7 +350,16 @@ def test_a_limit_of_steps_is_that_of_the_whole_forward():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["falcon_h1", "jamba", "kimi_linear", "minimax", "qwen3_5_text", "recurrent_gemma", "rwkv"],
+    [
+        "falcon_h1",
+        "jamba",
+        "kimi_linear",
+        "minimax",
+        "qwen3_5_text",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+    ],
 )
 def test_states_do_not_drift_over_thousands_of_tokens(kind):
     assert drift(kind) < 1e-4

@@ -23,7 +23,16 @@ KINDS = [  # one of each kind of mixer
     "rwkv",
     *[
         pytest.param(kind, marks=pytest.mark.slow)
-        for kind in ("falcon_h1", "kimi_linear", "minimax", "recurrent_gemma")
+        for kind in (
+            "falcon_h1",
+            "inkling2_text",
+            "kimi_linear",
+            "minimax",
+            "qwen4_exp_text",
+            "recurrent_gemma",
+            "xlstm",
+            "zaya",
+        )
     ],
 ]
 BUDGET = 14

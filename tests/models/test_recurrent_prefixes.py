@@ -20,7 +20,17 @@ KINDS = [  # one of each kind of mixer
     "qwen3_5_text",
     *[
         pytest.param(kind, marks=pytest.mark.slow)
-        for kind in ("jamba", "kimi_linear", "minimax", "recurrent_gemma", "rwkv")
+        for kind in (
+            "inkling2_text",
+            "jamba",
+            "kimi_linear",
+            "minimax",
+            "qwen4_exp_text",
+            "recurrent_gemma",
+            "rwkv",
+            "xlstm",
+            "zaya",
+        )
     ],
 ]
 VOCAB = 97

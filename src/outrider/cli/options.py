@@ -348,7 +348,7 @@ def compile_ahead(device: object) -> None:
     Without a device named, a machine with a card of NVIDIA's runs models there.
     """
     if device == "cpu" or (device is None and not Path("/dev/nvidiactl").exists()):
-        build.start_before_torch()
+        build.start()
 
 
 def with_setup(command: Command) -> Command:

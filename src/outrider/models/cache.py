@@ -58,6 +58,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.lazy_initialization(key_states, value_states)
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
+    @property
+    def indexer_position_ids(self) -> Tensor:
+        """Positions [3, B, W] of the slots in sight, by text, row and column, as of text."""
+        return self.owner.positions()[1].expand(3, -1, -1)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: object) -> None:
+        """Nothing is left to do: the cache has noted them by slot."""
+
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Write an indexer's keys [B, Q, E]; returns those of the slots in sight [B, W, E]."""
         entries = indexer_key_states[:, None]
@@ -179,6 +188,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         assert self._slots is not None
         table = self._positions(positions_BQ.device)[: self.rows]
         return table.scatter_(1, self._slots, positions_BQ)
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Positions of the nodes being written [B, Q], and of the slots in sight [B, W]."""
+        assert self._slots is not None
+        table = self._positions(self._slots.device)[: self.rows]
+        return table.gather(1, self._slots), table[:, : self.width]
 
     def flat(self, heads: int) -> Tensor:
         """Row numbers of the slots in a buffer viewed as [max_rows * H * S, E]."""
@@ -344,6 +359,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Write inputs [B, C, Q] of a convolution; the windows [B, C, Q, K] of the nodes."""
         handle = self.get_conv_state(layer_idx, state_idx)
         return handle.windows(conv_states, how["conv_kernel_size"])
+
+    @property
+    def rnn_state(self) -> list[tuple[StateHandle, ...]]:
+        """The handles of all layers' states, where a model hands them on itself: xLSTM."""
+        return [(self.get_conv_state(layer),) * 3 for layer in range(len(self.layers))]
 
     def update_recurrent_state(
         self, recurrent_states: object, layer_idx: int, state_idx: int = 0, **_: Any

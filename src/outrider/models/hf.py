@@ -97,6 +97,8 @@ class TransformersRunner:
         if self._placed is not None:
             self.means = f"{self.means}, weights fetched for each call"
         self._parts = parts_of(model)
+        if self._parts.compiled:
+            self.means = f"{self.means}, not as torch.compile made it"
         self.config = decoder_of(model.config)
         self.vocab_size: int = vocabulary_of(model.config)
         with CONFIGURATION:  # another thread may be narrowing it for a check

@@ -32,11 +32,13 @@ class _Locked:
         self.mode = Lock()
         self.inside = 0
         self.switched: list[torch.nn.Module] = []
-        self.replaced: list[torch.nn.Module] = []
+        #: modules, names of attributes, and what was there: `_NOTHING`, or an own one
+        self.replaced: list[tuple[torch.nn.Module, str, object]] = []
 
 
 _GUARDS: WeakKeyDictionary[torch.nn.Module, _Locked] = WeakKeyDictionary()
 _LOCK = Lock()
+_NOTHING = object()
 
 
 def _guard(model: torch.nn.Module) -> _Locked:
@@ -57,7 +59,8 @@ def evaluating(model: torch.nn.Module, parts: ModuleTree | None = None) -> Itera
     """Without dropout for the time of a block; every module's own mode comes back behind it.
 
     `parts` are the model's, if they are at hand: to find them takes longer than to ask. Their
-    products stand in for the layers' own, in whatever thread, as long as there is such a call.
+    products stand in for the layers' own, and forwards for what torch.compile made of them, in
+    whatever thread, as long as there is such a call.
     """
     guard = _guard(model)
     with guard.mode:
@@ -68,8 +71,12 @@ def evaluating(model: torch.nn.Module, parts: ModuleTree | None = None) -> Itera
                 module.__dict__["training"] = False  # torch's own way takes microseconds a module
         for module, product in () if parts is None else parts.products:
             if "forward" not in module.__dict__:  # nobody else's call is under way
-                guard.replaced.append(module)
+                guard.replaced.append((module, "forward", _NOTHING))
                 module.__dict__["forward"] = product
+        for module, name, own in () if parts is None else parts.compiled:
+            if module.__dict__.get(name) is not own:
+                guard.replaced.append((module, name, module.__dict__[name]))
+                module.__dict__[name] = own
     try:
         yield
     finally:
@@ -79,8 +86,11 @@ def evaluating(model: torch.nn.Module, parts: ModuleTree | None = None) -> Itera
                 for module in guard.switched:
                     module.__dict__["training"] = True
                 guard.switched.clear()
-                for module in guard.replaced:
-                    del module.__dict__["forward"]
+                for module, name, before in guard.replaced:
+                    if before is _NOTHING:
+                        del module.__dict__[name]
+                    else:
+                        module.__dict__[name] = before
                 guard.replaced.clear()
 
 

@@ -39,6 +39,7 @@ from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.foreign_errors import first_line, kind_of, usable_file
 from outrider.models.lora import LoraBank
+from outrider.models.module_tree import uncompiled
 
 if TYPE_CHECKING:
     from outrider.models.distributed.group import Group
@@ -84,7 +85,7 @@ class ModelSource:
         self.config: PretrainedConfig
         if not isinstance(given, (str, Path)):
             unsupported.check_loaded(given, role, "a path, a hub name or a loaded model")
-            self.given = given = peft_models.unwrapped(given)
+            self.given = given = peft_models.unwrapped(uncompiled(given))
             self.config = given.config
             if given.dtype == torch.float64:
                 raise ConfigurationError(

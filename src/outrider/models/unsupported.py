@@ -24,15 +24,14 @@ _SOUNDS = "it writes sound or notes, not text"
 
 _TRANSDUCER = "it is a transducer, which walks through the frames of a recording, not along a text"
 
-_BY_SLOT = "its attention counts distances by slots of the cache, where a tree's siblings differ"
-_HASHED = "its embeddings hash a token with those before it in a call, a tree's siblings, too"
+_POOLED = "it pools every few tokens into one key as they come, a tree's siblings with one another"
+_TEXT_ALONE = "nobody has tried it with its encoders; its text model alone is supported"
 
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
-    **dict.fromkeys(("plamo2", "xlstm"), _RECURRENT),
-    **dict.fromkeys(("inkling2", "inkling2_text", "inkling_mm_model", "inkling_text"), _BY_SLOT),
-    "zaya": "its attention mixes a token with those before it in a call, a tree's siblings, too",
-    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _HASHED),
+    "plamo2": _RECURRENT,
+    **dict.fromkeys(("inkling2", "inkling_mm_model", "qwen4_exp"), _TEXT_ALONE),
+    "deepseek_v4": _POOLED,
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",

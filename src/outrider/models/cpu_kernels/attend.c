@@ -15,6 +15,7 @@
  */
 #include "attend.h"
 #include "attend_sums.h"
+#include "thread_pool.h"
 
 #define FEW BLOCK /* queries for which keys are read as they lie; for more they are turned over first */
 #define CHUNK 256 /* slots of a query whose weights are made at a time */
@@ -351,6 +352,39 @@ static int64_t placed(Room *room, char *piece, int64_t each, int64_t E) {
     return at;
 }
 
+/* A call: first each row's heads are noted, then its tasks, `each` queries of a head, are answered. */
+typedef struct {
+    const Sizes *at;
+    const Asks *asks;
+    const int64_t *slots;
+    int64_t each, blocks, bytes, tiled; /* `bytes` of a thread's room */
+    int64_t behind; /* slots that a node sees behind a gap, at most */
+    char *rooms;
+} Call;
+
+static void note_pair(void *about, int64_t pair, int64_t thread) {
+    const Call *of = about;
+    (void)thread;
+    if (of->at->is_half) note(of->at, of->asks, of->slots, pair / of->at->K, pair % of->at->K, 1);
+    else note(of->at, of->asks, of->slots, pair / of->at->K, pair % of->at->K, 0);
+}
+
+static void answer_task(void *about, int64_t task, int64_t thread) {
+    const Call *of = about;
+    const Sizes *at = of->at;
+    const int64_t rows = at->Q * (at->H / at->K), b = task / of->blocks / at->K, k = task / of->blocks % at->K;
+    const int64_t first = task % of->blocks * of->each, some = lesser(rows - first, of->each);
+    char *piece = of->rooms + thread * of->bytes;
+    Room room = {.behind = of->behind};
+    if (of->tiled) {
+        outrider_tiles_answer(at, of->asks, b, k, first, some, piece);
+        return;
+    }
+    placed(&room, piece, of->each, at->E);
+    if (at->is_half) answer(at, of->asks, b, k, first, some, &room, 1);
+    else answer(at, of->asks, b, k, first, some, &room, 0);
+}
+
 /* Turn, note and attend: out [B, Q, H, E] for qkv [B, Q, H + 2 K, E], all of half precision or all
  * float32. Returns 1 without memory for the scores, 2 for a slot that is not there. */
 int outrider_attend(
@@ -359,37 +393,22 @@ int outrider_attend(
     void *out) {
     const int64_t rows = at->Q * (at->H / at->K), pairs = at->B * at->K;
     if (!rows || !pairs) return 0;
-    const int64_t each = at_once(rows, pairs, at->threads), blocks = (rows + each - 1) / each;
+    const int64_t threads = rows * pairs * at->W * at->E > 65536 ? at->threads : 1;
+    const int64_t each = at_once(rows, pairs, threads), blocks = (rows + each - 1) / each;
     const int64_t tiled = at->tiles && at->is_half ? outrider_tiles_room(at) : 0;
     const Asks asks = {qkv, cos, sin, keys, values, visible, count, ahead, out};
     Room room = {0};
-    int failed = 0;
     for (int64_t node = 0; node < at->B * at->Q; node++) {
         if (slots[node] < 0 || slots[node] >= at->there) return 2;
         if (count[node] - ahead[node] > room.behind) room.behind = count[node] - ahead[node];
     }
     if (at->W > at->there) return 2;
-#pragma omp parallel num_threads(at->threads) if (at->threads > 1) firstprivate(room)
-    {
-        char *piece = aligned_alloc(64, tiled ? tiled : placed(&room, 0, each, at->E));
-        if (!piece) failed = 1;
-        else if (!tiled) placed(&room, piece, each, at->E);
-#pragma omp for
-        for (int64_t pair = 0; pair < pairs; pair++) {
-            if (at->is_half) note(at, &asks, slots, pair / at->K, pair % at->K, 1);
-            else note(at, &asks, slots, pair / at->K, pair % at->K, 0);
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < pairs * blocks; task++) {
-            const int64_t b = task / blocks / at->K, k = task / blocks % at->K;
-            const int64_t first = task % blocks * each;
-            const int64_t some = rows - first < each ? rows - first : each;
-            if (!piece) continue;
-            if (tiled) outrider_tiles_answer(at, &asks, b, k, first, some, piece);
-            else if (at->is_half) answer(at, &asks, b, k, first, some, &room, 1);
-            else answer(at, &asks, b, k, first, some, &room, 0);
-        }
-        free(piece);
-    }
-    return failed;
+    const int64_t bytes = tiled ? (tiled + 63) / 64 * 64 : placed(&room, 0, each, at->E);
+    Call call = {at, &asks, slots, each, blocks, bytes, tiled, room.behind,
+                 aligned_alloc(64, threads * bytes)};
+    if (!call.rooms) return 1;
+    outrider_share(threads, pairs, note_pair, &call);
+    outrider_share(threads, pairs * blocks, answer_task, &call);
+    free(call.rooms);
+    return 0;
 }

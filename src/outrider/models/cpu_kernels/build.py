@@ -38,6 +38,7 @@ from outrider.models import calibrate, isa
 from outrider.models.cpu_kernels import build_process, prebuilt
 
 SOURCES = (
+    "thread_pool.c",
     "attend.c",
     "attend_tiles.c",
     "kernels.c",
@@ -58,6 +59,7 @@ SOURCES = (
     "outer_product.c",
 )
 SHARED = (
+    "thread_pool.h",
     "lanes.h",
     "draws.h",
     "attend.h",
@@ -69,7 +71,7 @@ SHARED = (
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
-FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi")
+FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
 LINKS = ("-lm",)
 #: Seconds from its start that a load waits for a library that is being compiled; fewer where that
 #: takes from the only core what the load itself needs.
@@ -288,14 +290,6 @@ def start() -> None:
         _state.found = found
 
 
-def start_before_torch() -> None:
-    """`start` where there is no library of any version: one that is there is loaded behind torch,
-    whose threads it takes."""
-    ours = calibrate.cache_dir() / "kernels"
-    if _writable(ours) and not any([*prebuilt.FOLDER.glob("*.so"), *ours.glob("*.so")]):
-        start()
-
-
 def wait() -> None:
     """Wait for a library that is being compiled for as long as compiling may take: where a model is
     several times as large without one, or cannot be had at all."""
@@ -346,7 +340,7 @@ def _look() -> Library | _Order | str:
     shipped = prebuilt.found(level, texts, FLAGS)
     if shipped is not None:
         try:
-            return _connected(Library(shipped, texts, f"{level.name}, shipped with the package"))
+            return Library(shipped, texts, f"{level.name}, shipped with the package")
         except OSError as error:  # of another system: one is made here
             note = f" (the shipped one cannot be loaded: {error})"
     if not sys.platform.startswith("linux"):
@@ -359,13 +353,6 @@ def _look() -> Library | _Order | str:
     made_of = texts, compiler, there, about.st_mtime_ns, about.st_size, FLAGS, LINKS, level.options
     name = f"kernels-{isa.family()}-{level.name}-{_digest(made_of)}.so"
     return _kept(name, _Order(Path(name), tuple(compiler), level, texts, note))
-
-
-def _connected(shipped: Library) -> Library:
-    """A shipped library with torch's threads, or one thread where it has none of OpenMP."""
-    if not prebuilt.connect(shipped.loaded):
-        shipped.told += ", in one thread"
-    return shipped
 
 
 def _kept(name: str, order: _Order) -> Library | _Order | str:

@@ -6,6 +6,7 @@
  * Shapes: B rows, Q queries, H heads, E numbers a head, T slots; E and T in whole lanes.
  */
 #include "lanes.h"
+#include "thread_pool.h"
 
 #define BLOCK 6 /* queries that share what is read: as many as leave their sums in registers */
 #define PARTS 4 /* sums of a score: one after the other they would wait for each other */
@@ -130,6 +131,37 @@ static void answer(
 #undef FEW
 }
 
+/* A piece is one head of a row. */
+typedef struct {
+    int64_t queries, heads, size, wide, row, seat, head, is_half;
+    float scale;
+    const int64_t *slots;
+    const void *q, *keys, *values;
+    void *out;
+    float *rooms;
+} Call;
+
+static void one_head(void *about, int64_t task, int64_t thread) {
+    const Call *of = about;
+    const int64_t b = task / of->heads, h = task % of->heads, at = b * of->seat + h * of->head, wide = of->wide;
+    float *room = of->rooms + thread * BLOCK * (of->row + 2 * wide);
+    float *query = room + BLOCK * of->row, *sums = query + BLOCK * wide;
+    int64_t blocks = (of->queries + BLOCK - 1) / BLOCK, few = 0; /* as even as can be */
+    for (int64_t first = 0; first < of->queries; first += few, blocks--) {
+        const int64_t lies = ((b * of->queries + first) * of->heads + h) * of->size, apart = of->heads * of->size;
+        few = (of->queries - first + blocks - 1) / blocks;
+        for (int64_t i = 0; i < few; i++)
+            widen(query + i * wide, of->q, lies + i * apart, of->size, wide, of->is_half);
+        for (int64_t i = 0; i < few * wide; i += LANES) put(query + i, mul(get(query + i), all(of->scale)));
+        answer(sums, query, of->keys, of->values, at, of->slots[b], wide, room, few, of->is_half);
+        for (int64_t i = 0; i < few; i++)
+            for (int64_t e = 0; e < of->size; e += LANES) {
+                int64_t left = of->size - e < LANES ? of->size - e : LANES;
+                narrow(of->out, lies + i * apart + e, sums + i * wide + e, left, of->is_half);
+            }
+    }
+}
+
 /* softmax(scale q k') v over the first `slots` [B] of each row, of T: out and q [B, Q, H, E'].
  *
  * Keys of a head are [T / 16, E, 16], values [T, E]; `seat` and `head` are numbers from one row, one
@@ -140,33 +172,10 @@ int outrider_cross(
     const void *q, const void *keys, const void *values, void *out) {
     const int64_t wide = (size + LANES - 1) / LANES * LANES;
     const int64_t row = (most + LANES - 1) / LANES * LANES;
-    int failed = 0;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        float *room = aligned_alloc(64, BLOCK * (row + 2 * wide) * sizeof(float));
-        if (!room) failed = 1;
-#pragma omp for
-        for (int64_t task = 0; task < batch * heads; task++) {
-            const int64_t b = task / heads, h = task % heads, at = b * seat + h * head;
-            int64_t blocks = (queries + BLOCK - 1) / BLOCK, few = 0; /* as even as can be */
-            for (int64_t first = 0; room && first < queries; first += few, blocks--) {
-                few = (queries - first + blocks - 1) / blocks;
-                float *query = room + BLOCK * row, *sums = query + BLOCK * wide;
-                for (int64_t i = 0; i < few; i++)
-                    widen(query + i * wide, q, ((b * queries + first + i) * heads + h) * size, size,
-                          wide, is_half);
-                for (int64_t i = 0; i < few * wide; i += LANES)
-                    put(query + i, mul(get(query + i), all(scale)));
-                answer(sums, query, keys, values, at, slots[b], wide, room, few, is_half);
-                for (int64_t i = 0; i < few; i++)
-                    for (int64_t e = 0; e < size; e += LANES) {
-                        int64_t left = size - e < LANES ? size - e : LANES;
-                        narrow(out, ((b * queries + first + i) * heads + h) * size + e,
-                               sums + i * wide + e, left, is_half);
-                    }
-            }
-        }
-        free(room);
-    }
-    return failed;
+    float *rooms = aligned_alloc(64, threads * BLOCK * (row + 2 * wide) * sizeof(float));
+    Call call = {queries, heads, size, wide, row, seat, head, is_half, scale, slots, q, keys, values, out, rooms};
+    if (!rooms) return 1;
+    outrider_share(threads, batch * heads, one_head, &call);
+    free(rooms);
+    return 0;
 }

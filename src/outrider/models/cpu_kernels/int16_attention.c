@@ -8,6 +8,7 @@
  * Shapes: T slots (in whole blocks of 32 here), H heads, E numbers a head (whole lanes).
  */
 #include "lanes.h"
+#include "thread_pool.h"
 
 #define NEAREST 2047 /* the largest whole number of queries, keys and values */
 #define HEAVIEST 32767 /* and of weights: 32 products of both are below 2^31, as are 512 of the former */
@@ -249,32 +250,38 @@ static int64_t placed(Head *h, char *piece) {
     return at;
 }
 
+typedef struct {
+    Head alike;     /* but for its tables, which lie in a room of their thread */
+    char *rooms;
+    int64_t heads, room;
+    float scale;
+    const float *qkv;
+    float *out;
+} Call;
+
+static void one_head(void *about, int64_t head, int64_t thread) {
+    const Call *of = about;
+    const int64_t size = of->alike.size, slots = of->alike.slots, wide = of->heads * size, row = 3 * wide;
+    const float *q = of->qkv + head * size;
+    Head h = of->alike;
+    placed(&h, of->rooms + thread * of->room);
+    memset(h.weights, 0, QUERIES * h.room * sizeof(int16_t)); /* of rows that are not there */
+    lay_keys(&h, q + wide, row);
+    lay_values(&h, q + 2 * wide, row);
+    for (int64_t t = 0; t < slots; t += QUERIES)
+        answered(&h, of->scale, q + t * row, row, slots - t < QUERIES ? slots - t : QUERIES,
+                 of->out + t * wide + head * size, wide);
+}
+
 /* softmax(scale q k') v, out [T, H, E] of qkv [T, 3, H, E], all float32. Returns 1 without memory. */
 int outrider_int16_attention(
     int64_t slots, int64_t heads, int64_t size, int64_t threads, float scale, const float *qkv, float *out) {
-    (void)threads; /* where there is no OpenMP */
-    const int64_t wide = heads * size, row = 3 * wide;
-    int failed = 0;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        Head h = {.slots = slots, .room = (slots + BLOCK - 1) / BLOCK * BLOCK, .size = size};
-        char *piece = aligned_alloc(64, placed(&h, 0));
-        if (!piece) failed = 1;
-        else {
-            placed(&h, piece);
-            memset(h.weights, 0, QUERIES * h.room * sizeof(int16_t)); /* of rows that are not there */
-        }
-#pragma omp for
-        for (int64_t head = 0; head < heads; head++) {
-            if (!piece) continue;
-            const float *q = qkv + head * size;
-            lay_keys(&h, q + wide, row);
-            lay_values(&h, q + 2 * wide, row);
-            for (int64_t t = 0; t < slots; t += QUERIES)
-                answered(&h, scale, q + t * row, row, slots - t < QUERIES ? slots - t : QUERIES,
-                         out + t * wide + head * size, wide);
-        }
-        free(piece);
-    }
-    return failed;
+    const Head alike = {.slots = slots, .room = (slots + BLOCK - 1) / BLOCK * BLOCK, .size = size};
+    Head head = alike;
+    const int64_t room = placed(&head, 0);
+    char *rooms = aligned_alloc(64, threads * room);
+    if (!rooms) return 1;
+    outrider_share(threads, heads, one_head, &(Call){alike, rooms, heads, room, scale, qkv, out});
+    free(rooms);
+    return 0;
 }

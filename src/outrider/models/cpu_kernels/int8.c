@@ -7,6 +7,7 @@
  * Shapes: R rows, I inputs and O outputs in whole lanes.
  */
 #include "lanes.h"
+#include "thread_pool.h"
 
 #define OUTPUTS 4 /* that are read side by side */
 #define BLOCK 4 /* rows that share what is read */
@@ -61,6 +62,46 @@ static inline __attribute__((always_inline)) void tile(
     }
 }
 
+/* Some rows of a call; `each` times LANES outputs are a piece. */
+typedef struct {
+    int64_t first, some, wide, outputs, is_half, each;
+    const float *read;
+    const small *weight;
+    const float *scale, *bias;
+    void *out;
+} Part;
+
+static void outputs_of(const Part *p, int64_t o) {
+    const int64_t there = p->outputs - o < LANES ? p->outputs - o : LANES, wide = p->wide;
+    _Alignas(64) float sums[BLOCK * LANES];
+    const lanes by = get(p->scale + o), more = get(p->bias + o);
+    for (int64_t r = 0; r < p->some; r += BLOCK) {
+        int64_t few = p->some - r < BLOCK ? p->some - r : BLOCK;
+        for (int64_t part = 0; part < LANES; part += OUTPUTS) {
+            const small *w = p->weight + (o + part) * wide;
+            const float *from = p->read + r * wide;
+            switch (few) {
+            case 1: tile(sums + part, from, w, wide, 1); break;
+            case 2: tile(sums + part, from, w, wide, 2); break;
+            case 3: tile(sums + part, from, w, wide, 3); break;
+            default: tile(sums + part, from, w, wide, 4);
+            }
+        }
+        for (int64_t i = 0; i < few; i++) {
+            float *y = sums + i * LANES;
+            put(y, fma_(get(y), by, more));
+            narrow(p->out, (p->first + r + i) * p->outputs + o, y, there, p->is_half);
+        }
+    }
+}
+
+static void piece_of(void *about, int64_t piece, int64_t thread) {
+    const Part *p = about;
+    const int64_t first = piece * p->each * LANES, last = first + p->each * LANES;
+    (void)thread;
+    for (int64_t o = first; o < last && o < p->outputs; o += LANES) outputs_of(p, o);
+}
+
 /* out [R, O'] = x [R, I'] weight + bias, in half precision or float32 as x is.
  *
  * `weight` [O / 4, I / 16, 4, 16], `scale` and `bias` [O]; the first I' and O' are there.
@@ -71,34 +112,14 @@ int outrider_int8(
     const int64_t wide = (inputs + LANES - 1) / LANES * LANES, most = rows < CHUNK ? rows : CHUNK;
     float *read = aligned_alloc(64, most * wide * sizeof(float));
     if (!read) return 1;
+    if (outputs * inputs <= 65536) threads = 1;
+    const int64_t all = (outputs + LANES - 1) / LANES, each = units_of_piece(all, threads);
     for (int64_t first = 0; first < rows; first += CHUNK) {
         int64_t some = rows - first < CHUNK ? rows - first : CHUNK;
         for (int64_t r = 0; r < some; r++)
             widen(read + r * wide, x, (first + r) * inputs, inputs, wide, is_half);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && outputs * inputs > 65536)
-        for (int64_t o = 0; o < outputs; o += LANES) {
-            int64_t there = outputs - o < LANES ? outputs - o : LANES;
-            _Alignas(64) float sums[BLOCK * LANES];
-            const lanes by = get(scale + o), more = get(bias + o);
-            for (int64_t r = 0; r < some; r += BLOCK) {
-                int64_t few = some - r < BLOCK ? some - r : BLOCK;
-                for (int64_t part = 0; part < LANES; part += OUTPUTS) {
-                    const small *w = weight + (o + part) * wide;
-                    const float *from = read + r * wide;
-                    switch (few) {
-                    case 1: tile(sums + part, from, w, wide, 1); break;
-                    case 2: tile(sums + part, from, w, wide, 2); break;
-                    case 3: tile(sums + part, from, w, wide, 3); break;
-                    default: tile(sums + part, from, w, wide, 4);
-                    }
-                }
-                for (int64_t i = 0; i < few; i++) {
-                    float *y = sums + i * LANES;
-                    put(y, fma_(get(y), by, more));
-                    narrow(out, (first + r + i) * outputs + o, y, there, is_half);
-                }
-            }
-        }
+        Part part = {first, some, wide, outputs, is_half, each, read, weight, scale, bias, out};
+        outrider_share(threads, (all + each - 1) / each, piece_of, &part);
     }
     free(read);
     return 0;

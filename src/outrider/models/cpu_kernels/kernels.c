@@ -4,6 +4,7 @@
  * contracted into a sum but where `fma` says so: compile with -ffp-contract=off.
  */
 #include "lanes.h"
+#include "thread_pool.h"
 
 ALWAYS void normed_row(
     int64_t at, int64_t width, float eps, const void *state, const void *more, const void *weight,
@@ -25,16 +26,37 @@ ALWAYS void normed_row(
     }
 }
 
+typedef struct {
+    int64_t rows, width, each, is_half;
+    float eps;
+    const void *state, *more, *weight;
+    void *sum, *out;
+} RowWise;
+
+/* How many rows are a piece, and that many threads: one for what is soon done. */
+static int64_t rows_of_piece(int64_t rows, int64_t width, int64_t *threads) {
+    if (rows * width <= 65536) *threads = 1;
+    return units_of_piece(rows, *threads);
+}
+
+static void normed_rows(void *about, int64_t piece, int64_t thread) {
+    const RowWise *of = about;
+    (void)thread;
+    for (int64_t r = piece * of->each; r < of->rows && r < (piece + 1) * of->each; r++) {
+        const int64_t at = r * of->width;
+        if (of->is_half) normed_row(at, of->width, of->eps, of->state, of->more, of->weight, of->sum, of->out, 1);
+        else normed_row(at, of->width, of->eps, of->state, of->more, of->weight, of->sum, of->out, 0);
+    }
+}
+
 /* sum = state + more (none: state alone), normed = sum / sqrt(mean(sum^2) + eps) * weight; all are
  * bfloat16 or, without `is_half`, float32. */
 void outrider_norm(
     int64_t rows, int64_t width, int64_t threads, int64_t is_half, float eps, const void *state,
     const void *more, const void *weight, void *sum, void *normed) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * width > 65536)
-    for (int64_t r = 0; r < rows; r++) {
-        if (is_half) normed_row(r * width, width, eps, state, more, weight, sum, normed, 1);
-        else normed_row(r * width, width, eps, state, more, weight, sum, normed, 0);
-    }
+    const int64_t each = rows_of_piece(rows, width, &threads);
+    RowWise of = {rows, width, each, is_half, eps, state, more, weight, sum, normed};
+    outrider_share(threads, (rows + each - 1) / each, normed_rows, &of);
 }
 
 ALWAYS void gated_row(int64_t r, int64_t width, const void *both, void *out, const int is_half) {
@@ -46,12 +68,19 @@ ALWAYS void gated_row(int64_t r, int64_t width, const void *both, void *out, con
     }
 }
 
+static void gated_rows(void *about, int64_t piece, int64_t thread) {
+    const RowWise *of = about;
+    (void)thread;
+    for (int64_t r = piece * of->each; r < of->rows && r < (piece + 1) * of->each; r++) {
+        if (of->is_half) gated_row(r, of->width, of->state, of->out, 1);
+        else gated_row(r, of->width, of->state, of->out, 0);
+    }
+}
+
 /* silu(gate) * up for rows [gate, up] of 2 `width` numbers. */
 void outrider_gate(
     int64_t rows, int64_t width, int64_t threads, int64_t is_half, const void *both, void *out) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * width > 65536)
-    for (int64_t r = 0; r < rows; r++) {
-        if (is_half) gated_row(r, width, both, out, 1);
-        else gated_row(r, width, both, out, 0);
-    }
+    const int64_t each = rows_of_piece(rows, width, &threads);
+    RowWise of = {.rows = rows, .width = width, .each = each, .is_half = is_half, .state = both, .out = out};
+    outrider_share(threads, (rows + each - 1) / each, gated_rows, &of);
 }

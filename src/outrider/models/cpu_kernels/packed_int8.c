@@ -8,6 +8,7 @@
  * output side by side, as the processor's instruction takes them.
  */
 #include "packed_linear.h"
+#include "thread_pool.h"
 
 
 typedef uint32_t one __attribute__((may_alias));
@@ -196,26 +197,47 @@ static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *we
     }
 }
 
+/* What pieces are made from: rows to be rounded, then groups of weights; `each` of them a piece. */
+typedef struct {
+    const Product *product;
+    const float *x;
+    const uint8_t *weight;
+    part *near;
+    float *scales;
+    int64_t each;
+} Call;
+
+static void rounded_rows(void *about, int64_t piece, int64_t thread) {
+    const Call *of = about;
+    const int64_t inputs = of->product->inputs, blocks = inputs / 32;
+    (void)thread;
+    for (int64_t r = piece * of->each; r < least((piece + 1) * of->each, of->product->rows); r++)
+        round_row(of->x + r * inputs, blocks, of->near + r * inputs, of->scales + r * blocks);
+}
+
+static void groups(void *about, int64_t piece, int64_t thread) {
+    const Call *of = about;
+    const int64_t tiles = (of->product->outputs + TILE - 1) / TILE, size = of->product->inputs / 32 * (32 + 512);
+    const int64_t first = piece * of->each * GROUP, last = least(first + of->each * GROUP, tiles);
+    (void)thread;
+    for (int64_t t = first; t < last; t += GROUP)
+        group(of->product, least(GROUP, tiles - t), t * TILE, of->weight + t * size);
+}
+
 /* rows of x [rows, inputs] times q8_0 weights; rows of y are `wide` apart. Not 0: there is no memory. */
 int outrider_packed_int8(
     int64_t rows, int64_t inputs, int64_t outputs, int64_t wide, int64_t threads, const float *x,
     const uint8_t *weight, const float *bias, float *y) {
-    (void)threads; /* where there is no OpenMP */
-    const int64_t blocks = inputs / 32, tiles = (outputs + TILE - 1) / TILE;
+    const int64_t blocks = inputs / 32, all = (outputs + TILE * GROUP - 1) / (TILE * GROUP);
     part *near = malloc(rows * inputs * sizeof(part) + 1);
     float *scales = malloc(rows * blocks * sizeof(float) + 1);
     const int none = !near || !scales;
     if (!none) {
         const Product p = {rows, inputs, outputs, wide, near, scales, bias, y};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-#pragma omp for schedule(static)
-            for (int64_t r = 0; r < rows; r++)
-                round_row(x + r * inputs, blocks, near + r * inputs, scales + r * blocks);
-#pragma omp for schedule(static)
-            for (int64_t t = 0; t < tiles; t += GROUP)
-                group(&p, least(GROUP, tiles - t), t * TILE, weight + t * blocks * (32 + 512));
-        }
+        Call of = {&p, x, weight, near, scales, units_of_piece(rows, threads)};
+        outrider_share(threads, (rows + of.each - 1) / of.each, rounded_rows, &of);
+        of.each = units_of_piece(all, threads);
+        outrider_share(threads, (all + of.each - 1) / of.each, groups, &of);
     }
     free(near);
     free(scales);

@@ -13,6 +13,7 @@
  * and the same code reads them.
  */
 #include "packed_linear.h"
+#include "thread_pool.h"
 
 #define SLAB 256 /* inputs that parts of rows, or rows of a widened group, have in turn */
 
@@ -171,6 +172,21 @@ static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *we
     }
 }
 
+/* What a piece of a call is made from: `each` groups of weights, and bytes of a tile. */
+typedef struct {
+    const Product *product;
+    const uint8_t *weight;
+    int64_t tiles, size, each;
+} Groups;
+
+static void groups(void *about, int64_t piece, int64_t thread) {
+    const Groups *of = about;
+    const int64_t first = piece * of->each * GROUP, last = least(first + of->each * GROUP, of->tiles);
+    (void)thread;
+    for (int64_t t = first; t < last; t += GROUP)
+        group(of->product, least(GROUP, of->tiles - t), t * TILE, of->weight + t * of->size);
+}
+
 /* Groups begin where whole chunks of four tiles end. */
 INLINED int64_t bytes_of_tile(int format, int64_t blocks, int64_t per) {
     return blocks / per * head_of(format) + blocks * data_of(format);
@@ -207,9 +223,10 @@ int outrider_packed_linear(
                       scales + r * blocks, totals + r * blocks, centres + r * blocks);
         p.rows.near = to, p.rows.scales = scales, p.rows.totals = totals, p.rows.centres = centres;
     }
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * inputs * outputs > 1 << 18)
-    for (int64_t t = 0; t < tiles; t += GROUP)
-        group(&p, least(GROUP, tiles - t), t * TILE, weight + t * size);
+    const int64_t all = (tiles + GROUP - 1) / GROUP;
+    if (rows * inputs * outputs <= 1 << 18) threads = 1;
+    const int64_t each = units_of_piece(all, threads);
+    outrider_share(threads, (all + each - 1) / each, groups, &(Groups){&p, weight, tiles, size, each});
     free(near);
     return 0;
 }

@@ -5,10 +5,10 @@
  *
  * Shapes: R rows, I inputs in whole steps, O outputs; weights [O, I] as they lie in a model.
  */
+#include "thread_pool.h"
 #include "tiles.h"
 
 #ifdef WITH_TILES
-#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -144,6 +144,35 @@ static void many(
 /* Halves of room that a thread needs for many rows. */
 #define ROOM (WIDE * 2 * DEEP + 2 * TALL * WIDE)
 
+typedef struct {
+    int64_t rows, inputs, at_once, each; /* `each` times as many outputs are a piece, or tiles of rows */
+    const half *x, *weight;
+    half *room;
+    const Out *out;
+} Call;
+
+static void lined_up(void *about, int64_t piece, int64_t thread) {
+    const Call *of = about;
+    const int64_t first = piece * of->each * TILE, last = first + of->each * TILE;
+    (void)thread;
+    for (int64_t r = first; r < last && r < of->rows; r += TILE)
+        lined(of->x + r * of->inputs, of->rows - r, of->inputs, of->room + r * of->inputs);
+}
+
+static void outputs_of(void *about, int64_t piece, int64_t thread) {
+    const Call *of = about;
+    const int64_t upper = of->rows < TILE ? of->rows : TILE, all = (of->rows + TILE - 1) / TILE * TILE;
+    const int64_t first = piece * of->each * of->at_once, last = first + of->each * of->at_once;
+    half *mine = of->room + all * of->inputs + thread * ROOM;
+    if (of->rows <= 2 * TILE) for_few(upper, of->rows - upper, TILE);
+    else for_many();
+    for (int64_t o = first; o < last && o < of->out->outputs; o += of->at_once) {
+        if (of->rows <= 2 * TILE) few(of->rows > 1 ? of->room : of->x, of->rows, of->inputs, of->weight, o, of->out);
+        else many(of->room, of->rows, of->inputs, of->weight, o, mine, of->out);
+    }
+    _tile_release();
+}
+
 /* out [R, O] = x [R, I] weight + bias, in half precision or float32.
  *
  * `room` is for R I halves of up to 32 rows; of more for R' I, R' in whole tiles, and ROOM of each
@@ -153,31 +182,19 @@ void outrider_tiles(
     const half *weight, const half *bias, half *room, void *at) {
     const Out out = {at, outputs, is_half, bias};
     const int64_t at_once = rows <= TILE ? BLOCK : rows <= 2 * TILE ? GROUP : WIDE;
-    const int64_t upper = rows < TILE ? rows : TILE, all = (rows + TILE - 1) / TILE * TILE;
+    const int64_t upper = rows < TILE ? rows : TILE, lines = (rows + TILE - 1) / TILE;
+    const int64_t parts = (outputs + at_once - 1) / at_once;
     if (rows < 1) return;
     if (rows > 1 && rows <= 2 * TILE) {
         uint32_t *to = (uint32_t *)room, pairs = inputs / 2;
         turned((const uint32_t *)x, upper, pairs, to);
         turned((const uint32_t *)x + upper * pairs, rows - upper, pairs, to + upper * pairs);
     }
-#pragma omp parallel num_threads(threads) if (threads > 1 && outputs * inputs > 65536)
-    {
-        if (rows <= 2 * TILE) {
-            for_few(upper, rows - upper, TILE);
-        } else {
-            for_many();
-#pragma omp for
-            for (int64_t r = 0; r < all; r += TILE)
-                lined(x + r * inputs, rows - r, inputs, room + r * inputs);
-        }
-        half *mine = room + all * inputs + omp_get_thread_num() * ROOM;
-#pragma omp for
-        for (int64_t o = 0; o < outputs; o += at_once) {
-            if (rows <= 2 * TILE) few(rows > 1 ? room : x, rows, inputs, weight, o, &out);
-            else many(room, rows, inputs, weight, o, mine, &out);
-        }
-        _tile_release();
-    }
+    if (outputs * inputs <= 65536) threads = 1;
+    Call of = {rows, inputs, at_once, units_of_piece(lines, threads), x, weight, room, &out};
+    if (rows > 2 * TILE) outrider_share(threads, (lines + of.each - 1) / of.each, lined_up, &of);
+    of.each = units_of_piece(parts, threads);
+    outrider_share(threads, (parts + of.each - 1) / of.each, outputs_of, &of);
 }
 #else
 int outrider_no_tiles(int64_t unused) { return unused >= 0; }

@@ -29,6 +29,16 @@ MIXERS: Mapping[str, str] = {
     "RecurrentGemmaRecurrentBlock": "rg_lru",
     "RwkvFeedForward": "rwkv",
     "RwkvSelfAttention": "rwkv",
+    "xLSTMBackend": "matrix_lstm",
+    "ZayaCCAProjection": "delayed_values",
+    "Inkling2DynamicShortConvolution": "relative_attention",
+    "Inkling2FullAttention": "relative_attention",
+    "Inkling2RelativeLogits": "relative_attention",
+    "Inkling2SlidingAttention": "relative_attention",
+    "InklingAttention": "relative_attention",
+    "InklingRelativeLogits": "relative_attention",
+    "Qwen4ExpTextNGramEmbedding": "hashed_ngrams",
+    "Qwen4ExpTextPLELayer": "hashed_ngrams",
 }
 
 #: Those files whose recurrence has a kernel of ours (`cpu_kernels/outer_product.c`).
@@ -42,6 +52,8 @@ FAMILIES = frozenset(
         "falcon_h1",
         "falcon_mamba",
         "granitemoehybrid",
+        "inkling2_text",
+        "inkling_text",
         "jamba",
         "kimi_linear",
         "lfm2",
@@ -62,12 +74,18 @@ FAMILIES = frozenset(
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
+        "qwen4_exp_text",
         "recurrent_gemma",
         "rwkv",
+        "xlstm",
         "zamba",
         "zamba2",
+        "zaya",
     }
 )
 
 #: Types of layers that keep a state alone and take no mask, as configurations call them.
 LAYERS = frozenset({"conv", "linear_attention", "mamba"})
+
+#: Types of layers that attend and keep a state besides, by how they attend.
+ATTEND = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}

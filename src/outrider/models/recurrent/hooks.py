@@ -37,6 +37,10 @@ class StateHandle:
         """Itself: a state's dtype and place are outrider's business."""
         return self
 
+    def copy_(self, other: object) -> "StateHandle":
+        """Itself, where a model copies what a mixer returned into its cache: it was written."""
+        return self
+
     def __getitem__(self, place: tuple[slice, int]) -> "StateHandle":
         """Of all rows, the state with this number: mixers with several heads index theirs so."""
         return replace(self, number=place[1])

@@ -15,18 +15,18 @@ from outrider.models.cpu_kernels import outer_product
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import FULL, Mask, TransformersRunner
 from outrider.models.multi_modal import MultiModalRunner
-from outrider.models.recurrent import COMPILED, LAYERS, MIXERS
+from outrider.models.recurrent import ATTEND, COMPILED, LAYERS, MIXERS
 from outrider.models.recurrent.hooks import ask, install
 from outrider.types import MultiModalInputs, Nodes, Output
 
 _log = logging.getLogger("outrider.models")
 
-#: Other names for full attention, of layers that may keep a state besides.
-_FULL = frozenset({FULL, "attention", "hybrid"})
+#: Names for full attention.
+_FULL = frozenset({FULL, "attention"})
 #: Kinds of layers without either.
 _NEITHER = frozenset({"mlp", "moe"})
 #: Families that take no cache of another class from who wants it back.
-_OWN_CACHE = frozenset({"minimax"})
+_OWN_CACHE = frozenset({"minimax", "xlstm"})
 
 
 class RecurrentRunner(TransformersRunner):
@@ -43,6 +43,9 @@ class RecurrentRunner(TransformersRunner):
                 "install transformers 5.23 or later"
             )
         super().__init__(model)
+        if self._kinds is not None:
+            self._kinds = tuple(sorted({ATTEND.get(kind, kind) for kind in self._kinds}))
+        self.tracks |= any(MIXERS[name] == "relative_attention" for name in found)
         names = (name for name in ("past_key_values", "cache_params", "state"))
         self.takes_cache = next(name for name in names if name in self._takes)
         self.returns_cache = model.config.model_type not in _OWN_CACHE
@@ -67,12 +70,13 @@ class RecurrentRunner(TransformersRunner):
         made = super().masks(visible_BQW, positions_BQ, keys_BW)
         named: dict[str, Tensor | None] = {FULL: made} if not isinstance(made, dict) else made
         full = next((named[kind] for kind in _FULL if kind in named), None)
-        return {**dict.fromkeys(_FULL, full), **named, **dict.fromkeys(LAYERS)}
+        named = {**dict.fromkeys(_FULL, full), **named, **dict.fromkeys(LAYERS)}
+        return named | {name: named[kind] for name, kind in ATTEND.items() if kind in named}
 
     def _cuts(self) -> bool:
         if self._kinds is None:
             return super()._cuts()
-        return bool(set(self._kinds) - LAYERS - _FULL - _NEITHER)
+        return bool({ATTEND.get(kind, kind) for kind in self._kinds} - LAYERS - _FULL - _NEITHER)
 
 
 class RecurrentMultiModalRunner(MultiModalRunner, RecurrentRunner):

@@ -21,7 +21,7 @@ from outrider.types import Nodes
 
 RING = 32  #: slots of a log to begin with; doubled for larger trees
 UNLIMITED = (0.0, float("inf"))
-BEHIND = 8  #: slots ahead of the state whose convolution inputs are still read
+BEHIND = 8  #: slots ahead of the state whose convolution inputs are still read, at least
 
 
 class Recurrence(Protocol):
@@ -86,7 +86,7 @@ class RecurrentStates:
     def __init__(
         self, rows: int, device: torch.device, limit: tuple[float, float] = UNLIMITED
     ) -> None:
-        self.rows, self.max_rows, self.ring = rows, rows, RING
+        self.rows, self.max_rows, self.ring, self.behind = rows, rows, RING, BEHIND
         self.base_B = torch.zeros(rows, dtype=torch.int64, device=device)
         self._parent_BR = torch.full((rows, RING), -1, device=device)
         self._depth_BR = torch.zeros_like(self._parent_BR)  # tokens of each node's text
@@ -121,7 +121,7 @@ class RecurrentStates:
             self.base_B[: self.rows] = torch.maximum(base_B, self._call.settled_B)
         else:
             # with room for what is due: a row's entries are written before others' are applied
-            self._fit(self.max_rows, int((slots_BQ.amax(1) - before_B).max()) + 1 + BEHIND)
+            self._fit(self.max_rows, int((slots_BQ.amax(1) - before_B).max()) + 1 + self.behind)
             tables = (table[: self.rows] for table in (self._parent_BR, self._depth_BR))
             self._call = StateCall.growing(nodes, base_B, *tables)
         self._call.note(self._parent_BR[: self.rows], self._call.parent_BQ)
@@ -132,6 +132,8 @@ class RecurrentStates:
         """Write inputs of a layer's convolution; of each node and those before it [B, C, Q, K]."""
         call = self._here()
         x_BQC = x_BCQ.mT
+        if size > self.behind:  # in a model's first call, before anything is left out
+            self.behind = 1 << size.bit_length()
         if (layer, number) not in self.inputs:
             shape = (self.max_rows, self.ring, x_BQC.shape[2])
             self.inputs[layer, number] = x_BCQ.new_zeros(shape)
@@ -186,14 +188,14 @@ class RecurrentStates:
         self.flush()
         few = RecurrentStates(len(rows), self.base_B.device, self.limit)
         at = torch.tensor(list(rows), dtype=torch.int64, device=self.base_B.device)
-        few.ring = self.ring
+        few.ring, few.behind = self.ring, self.behind
         few._change(self, lambda table: table.index_select(0, at))
         return few
 
     def checkpoint(self, row: int) -> "RecurrentStates":
         """A copy of one row's state, and of the inputs that convolutions still read: no log."""
         one = self.take([row])
-        one._turn(BEHIND)
+        one._turn(one.behind)
         return one
 
     def put(self, into: Sequence[int], other: "RecurrentStates") -> Self:
@@ -203,7 +205,7 @@ class RecurrentStates:
         rows = max(self.rows, 1 + max(into, default=-1))
         if other.ring < self.ring:
             other = other.take(range(other.rows))
-        ring = max(self.ring, other.ring)
+        ring, self.behind = max(self.ring, other.ring), max(self.behind, other.behind)
         other._fit(other.max_rows, ring)
         self._fit(rows, ring)
         self.rows, self._call = rows, None
@@ -318,9 +320,9 @@ class RecurrentStates:
             self._change(self, lambda table: _padded(table, self.max_rows))
 
     def _turn(self, ring: int) -> None:
-        """Give the logs so many slots: those from `BEHIND` ahead of the states on."""
+        """Give the logs so many slots: those from `behind` ahead of the states on."""
         place = torch.arange(ring, device=self.base_B.device)
-        lowest = self.base_B[:, None] - BEHIND
+        lowest = self.base_B[:, None] - self.behind
         # the slot of each new place that is nearest above the lowest that is still read
         at = (lowest + (place - lowest) % ring) % self.ring
         # all or nothing: there may be no memory for it

@@ -13,8 +13,10 @@ from typing import Any
 from outrider.errors import ConfigurationError, OutriderError
 
 SCRIPT = Path(__file__).with_name("engine_process.py")
-#: Each engine works on as many threads as it is told, and idle ones do not spin.
-QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+#: Idle threads do not spin on a core that engines share. Servers, which have all cores while it is
+#: their turn, wait as they do where nobody has set anything: with two threads half of a step is
+#: waiting for the other one to wake otherwise.
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 #: What caps the instructions that torch, oneDNN, ours and CTranslate2 use.
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OUTRIDER_ISA", "CT2_FORCE_CPU_ISA")
 
@@ -72,7 +74,9 @@ class EngineProcess:
         self, python: str, words: dict[str, Any], environment: dict[str, str] | None = None
     ) -> None:
         started = time.perf_counter()
-        threads = {"OMP_NUM_THREADS": str(words["threads"])}
+        quiet = {"OMP_NUM_THREADS": str(words["threads"]), "TOKENIZERS_PARALLELISM": "false"}
+        if not words["engine"].endswith(", server"):
+            quiet |= PASSIVE
         inherited = dict(os.environ)
         if words["engine"] == OPENVINO.name:  # under oneDNN's cap its first answer fails
             inherited = {name: told for name, told in inherited.items() if name not in CAPS}
@@ -83,7 +87,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            env={**inherited, **QUIET, **threads, **(environment or {})},
+            env={**inherited, **quiet, **(environment or {})},
         )
         self._name = f"{words['engine']} on {words['model']}"
         self.ready = self._read()

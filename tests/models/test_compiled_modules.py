@@ -1,0 +1,71 @@
+"""Targets that torch.compile has made code for: their own forwards run, and it stays theirs."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import outrider
+from outrider import SamplingParams, Stop
+from outrider.models.module_tree import uncompiled
+
+LOAD = {"drafter": "recall", "dtype": "float32", "threads": 1, "pack_weights": False}
+PROMPT = [7, 8, 9, 10, 11] * 5
+SIZES = {
+    "vocab_size": 97,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 128,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+
+
+def compiled(how):
+    """A model of which something was compiled, and how many graphs were."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt2", **SIZES)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(0)
+        return graph.forward
+
+    if how == "torch.compile(model)":
+        return torch.compile(model, backend=backend), calls
+    if how == "model.compile()":
+        model.compile(backend=backend)
+    elif how == "layers":
+        for layer in model.transformer.h:
+            layer.compile(backend=backend)
+    else:
+        model.forward = torch.compile(model.forward, backend=backend)
+    return model, calls
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "how", ["torch.compile(model)", "model.compile()", "model.forward", "layers"]
+)
+def test_nothing_is_compiled_for_a_tree(how):
+    given, calls = compiled(how)
+    speculator = outrider.load(given, **LOAD)
+    told = speculator.generate([PROMPT], SamplingParams(0.0), Stop(24))
+    assert calls == []
+    assert (how == "torch.compile(model)") == (
+        "not as torch.compile made it" not in speculator.notes.means
+    )
+    assert told.stats.accepted > 0
+    with torch.inference_mode():
+        text = list(PROMPT)
+        for _ in range(24):
+            text.append(int(given(input_ids=torch.tensor([text])).logits[0, -1].argmax()))
+    assert calls, "the user's own calls run what was compiled"
+    assert told.completions[0].token_ids == text[len(PROMPT) :]
+
+
+def test_what_is_not_compiled_is_as_it_was():
+    model = torch.nn.Linear(2, 2)
+    assert uncompiled(model) is model
+    assert uncompiled(torch.compile(model)) is model
