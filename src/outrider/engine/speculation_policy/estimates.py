@@ -240,7 +240,7 @@ class ReadingCredit:
         written, left = row.length - len(row.request.prompt), row.left
         usual = median(self._lengths) if self._shows else 0.0
         expected = max(float(written), usual - written)
-        return expected if left is None else min(expected, float(left))
+        return float(expected if left is None else min(expected, left))
 
     def spend(self, loses: float, writes: float) -> bool:
         """Whether there may be a look now.
