@@ -206,7 +206,7 @@ EXCEPTIONS = {
     "models/multi_modal.py:examine_media": "a processor's output lies on the host",
     "models/encoder_cache.py:split": "a processor's output lies on the host; once a prompt",
     "models/heads/chained_head.py:_first": "only if the tensors lie on a CPU",
-    "models/mllama.py:examine_media": "a processor's output lies on the host",
+    "models/image_cross_attention.py:examine_media": "a processor's output lies on the host",
     "models/weight_only.py:finite": "looks at weights that were just read",
     "types/multi_modal.py:": "a processor's output lies on the host; once a prompt",
     "models/bart.py:keep": "runs on a CPU alone, once a source",

@@ -26,7 +26,7 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.models import adapt
 from outrider.models.decoder import media_of
-from outrider.models.multi_modal import placeholders
+from outrider.models.multi_modal import closers, placeholders
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import MultiModalInputs
 
@@ -121,7 +121,10 @@ def examine(kind):
             reader = media_of(adapt(model))
             stands = placeholders(model.config) if reader is None else reader.placeholders
             rows = [ids for ids, _ in made]
-            inputs = [MultiModalInputs(kwargs, stands) if kwargs else None for _, kwargs in made]
+            marks = closers(model.config)
+            inputs = [
+                MultiModalInputs(kwargs, stands, marks) if kwargs else None for _, kwargs in made
+            ]
     except Exception as error:
         return {"prompt": first_line(error)}
 

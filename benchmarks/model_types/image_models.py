@@ -1,5 +1,6 @@
 """Tiny random models of types whose prompts hold images."""
 
+import crossed_models
 import torch
 from tiny_configurations import config_for
 from tiny_media import (
@@ -58,22 +59,6 @@ def _tiles(random, size):
         "pixel_values": pixels(random, 1, 2 + size, 3, 8, 8),
         "image_sizes": torch.tensor([[8, wide]]),
     }
-
-
-def _crossed(random, size):
-    """A picture in as many tiles as its shape asks for, of two."""
-    tiles = torch.tensor([[[1, size]]])
-    return {
-        "pixel_values": pixels(random, 1, 1, 2, 3, 8, 8) * tiles[..., None, None, None],
-        "aspect_ratio_ids": torch.tensor([[1 + size]]),
-        "aspect_ratio_mask": tiles,
-    }
-
-
-def _seen(ids, kwargs):
-    """Tokens from a picture's on see its tiles."""
-    seen = torch.tensor(ids).eq(VOCAB).cumsum(0)[None, :, None, None]
-    return {"cross_attention_mask": seen * kwargs["aspect_ratio_mask"]}
 
 
 def _patches(random, size, channels=3 * 2 * 4 * 4):
@@ -183,6 +168,7 @@ _OPT = {"model_type": "opt", **_SMALL, "vocab_size": VOCAB, "ffn_dim": 48}
 _OPT |= {"word_embed_proj_dim": 32, "max_position_embeddings": 256}
 _SIGLIP = "siglip_vision_model"
 TYPES = {
+    **crossed_models.TYPES,
     "llava": MediaType(lambda: _llava("llava")),
     "vipllava": MediaType(lambda: _llava("vipllava", vision_feature_layers=[-1, -2])),
     "llava_next": MediaType(
@@ -452,31 +438,10 @@ TYPES = {
         kind: MediaType(lambda kind=kind: _named(kind), _packed)
         for kind in ("minicpm_ocr", "minicpmv4_6")
     },
-    "minicpmv4_7": MediaType(lambda: _named("minicpmv4_7"), _packed, "mm_token_type_ids"),
-    "mllama": MediaType(
-        lambda: CONFIG_MAPPING["mllama"](
-            text_config=TEXT
-            | {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]}
-            | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-            vision_config={
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "num_global_layers": 1,
-                "attention_heads": 4,
-                "image_size": 8,
-                "patch_size": 4,
-                "vision_output_dim": 64,
-                "intermediate_layers_indices": [0],
-                "max_num_tiles": 2,
-                "supported_aspect_ratios": [[1, 1], [1, 2]],
-            },
-            image_token_index=VOCAB,  # behind what the output layer knows
-        ),
-        _crossed,
-        count=lambda size: 1,
-        beside=_seen,
-        image=VOCAB,
+    "minicpmv4_7": MediaType(
+        lambda: _named("minicpmv4_7", image_start_id=FIRST, image_end_id=LAST, newline_id=10),
+        _packed,
+        "mm_token_type_ids",
     ),
     "paddleocr_vl": MediaType(
         lambda: CONFIG_MAPPING["paddleocr_vl"](

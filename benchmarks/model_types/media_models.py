@@ -50,14 +50,13 @@ def prompt(kind, model, seed, ahead=3, behind=5, size=0):
 def features(model, kwargs):
     """How many tokens a picture takes."""
     names = ("get_image_features", "get_audio_features")
-    parts = [
-        part
-        for part in (model, getattr(model, "model", model))
-        if any(hasattr(part, n) for n in names)
-    ]
-    reads = next(getattr(parts[0], name) for name in names if hasattr(parts[0], name))
+    parts = (model, getattr(model, "model", model))
+    each = (getattr(part, name, None) for name in names for part in parts)
+    reads = next(function for function in each if function is not None)
     found = reads(**kwargs)
     pooled = getattr(found, "pooler_output", found)
+    if pooled is None and (layers := getattr(found, "deepstack_features", None)):
+        pooled = layers[0][1]  # of a type that has no others
     found = found.last_hidden_state if pooled is None else pooled
     if isinstance(found, (tuple, list)):
         return sum(one.shape[0] for one in found)

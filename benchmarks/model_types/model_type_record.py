@@ -5,42 +5,36 @@ from pathlib import Path
 
 from transformers.models.auto import modeling_auto
 
+from outrider.models.unsupported import REASONS
+
 RECORD = Path(__file__).parent / "types.json"
 #: What is asked of a model that loads, in the order of the table; `examine.py` says what each is.
 ARMS = ("folder", "plain", "chain", "tree", "batch", "seeded")
 
 _SOUND = "it writes several codebooks of sound at once, not a text"
+_TIMM = "its images need the package timm, which was not there"
 _DRAFT = "a draft of Gemma 4's: it reads its target's keys and values"
 #: Why a line is not all equal, where no refusal says it: found out by hand.
 NOTES = {
     "blt": "its patches come of a model of bytes that reads the whole text at every call",
-    "dots3_note": "no tiny model of it is valid: it has settings for each of 42 layers; its text "
-    "model is `dots3_note_text`",
-    "gemma3n": "its images need the package timm, which was not there; its text model, "
-    "`gemma3n_text`, is right",
+    **dict.fromkeys(("fast_vlm", "perception_lm"), _TIMM),
+    "gemma3n": f"{_TIMM}; its text model, `gemma3n_text`, is right",
     "gemma4_assistant": _DRAFT,
     "gemma4_unified_assistant": _DRAFT,
     "musicgen": _SOUND,
     "musicgen_melody": _SOUND,
     "openai-gpt": "transformers' class keeps no keys and values: each call reads the whole text",
-    "qwen4_exp": "no tiny model of it is valid; its text model is `qwen4_exp_text`",
     "xlm": "an encoder: transformers' class has no causal form",
 }
 #: The same of the arms with pictures.
 IMAGE_ARMS = ("plain", "chain", "tree", "batch", "seeded")
-_EVERY_CALL = "its forward wants the picture at every call"
 _NO_FORM = "no tiny picture was found that transformers' own class reads; not looked into further"
 IMAGE_NOTES = {
-    "blip": _EVERY_CALL,
     "evolla": "it reads proteins, not pictures",
-    "idefics": _EVERY_CALL,
-    "minicpmv4_7": "its positions depend on marks behind the picture, read after it: the check of "
-    "the first prompt refuses it (difference 0.038, allowed 0.001)",
     "mistral4": "transformers opens it as a model of text",
     "pi0": "it writes movements of a robot, not text",
     "shieldgemma2": "it writes two probabilities, not text",
 }
-_ENCODER_DECODERS = "t5gemma2 udop".split()
 
 
 def read_record(path=RECORD):
@@ -79,10 +73,8 @@ def reason_with_images(kind, found):
     """Why a type is not right with pictures; None where it is, or where nobody has said."""
     if right_with_images(found):
         return None
-    if kind in IMAGE_NOTES:
-        return IMAGE_NOTES[kind]
-    if kind in _ENCODER_DECODERS:
-        return "an encoder-decoder of a family that nobody has tried"
+    if kind in IMAGE_NOTES or kind in REASONS:
+        return IMAGE_NOTES.get(kind) or REASONS[kind]
     images = found.get("images", {})
     if "prompt" in images:
         said = reason(kind, found) if not right(found) else None
@@ -106,8 +98,8 @@ def reason(kind, found):
 
     None for a causal type of which neither is known.
     """
-    if kind in NOTES:
-        return NOTES[kind]
+    if kind in NOTES or kind in REASONS:
+        return NOTES.get(kind) or REASONS[kind]
     said = found.get("loads", found.get("built"))
     if isinstance(said, str) and said.startswith("UnsupportedModel: "):
         # of a causal type somebody has to find out why a check has failed

@@ -29,10 +29,10 @@ class PictureForms:
     def __init__(self, config):
         size = _named(config, "image_size") or 32
         self.high, self.wide = size if isinstance(size, (list, tuple)) else (size, size)
-        patch = _named(config, "patch_size", "spatial_patch_size") or 4
+        patch = _named(config, "model_patch_size", "patch_size", "spatial_patch_size") or 4
         self.patch = patch[-1] if isinstance(patch, (list, tuple)) else patch
         self.channels = _named(config, "in_channels", "num_channels", "in_chans") or 3
-        self.frames = _named(config, "temporal_patch_size") or 1
+        self.frames = _named(config, "temporal_patch_size", "patch_temporal") or 1
         self.merge = _named(config, "spatial_merge_size", "merge_size") or 2
         fine = getattr(config, "high_res_vision_config", None)
         self.fine = getattr(fine, "image_size", 32)
@@ -112,6 +112,23 @@ class PictureForms:
         there = torch.ones(1, 1 + size, dtype=torch.bool)
         return self.several(size) | {"pixel_attention_mask": there}
 
+    def patches_in_a_flat_grid(self, size):
+        """Flat patches of one moment: Nemotron's."""
+        high, wide = self._sides(size)
+        flat = self._pixels(high * wide, self.channels * self.patch**2)
+        return {"pixel_values": flat, "image_grid_hw": torch.tensor([[high, wide]])}
+
+    def pooled_crops(self, size):
+        """One crop, or two, in patches, of which each token of the prompt pools two: Molmo."""
+        count = (self.high // self.patch) * (self.wide // self.patch)
+        pools = torch.arange((1 + size) * count).reshape(-1, 2)
+        rows = count // 2
+        return {
+            "pixel_values": self._pixels(1 + size, count, self.channels * self.patch**2),
+            "image_token_pooling": pools,
+            "image_grids": torch.tensor([[rows, 1, rows * size, size]]),
+        }
+
     def every(self):
         """All of them."""
         return (
@@ -126,6 +143,8 @@ class PictureForms:
             self.tiles,
             self.placed_patches,
             self.masked_tiles,
+            self.patches_in_a_flat_grid,
+            self.pooled_crops,
         )
 
 

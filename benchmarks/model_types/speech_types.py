@@ -1,6 +1,7 @@
 """Every speech-to-text type of transformers: a tiny random model of each hears recordings.
 
     python benchmarks/model_types/speech_types.py            # all, two minutes on one core
+    python benchmarks/model_types/speech_types.py canary     # this one; others stay
 
 Writes `speech.json` beside this file and docs/supported-models.md, and ends with 1 where a type is
 neither right nor refused. By arms, with unequal recordings in prompts or as sources:
@@ -148,7 +149,7 @@ def main():
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    record = {}
+    record = json.loads(RECORD.read_text("utf-8"))["types"] if sys.argv[1:] else {}
     for kind in sys.argv[1:] or every():
         try:
             record[kind] = examine(kind)
@@ -156,8 +157,7 @@ def main():
             record[kind] = {"built": first_line(error)}
         said = "right" if right(record[kind]) else record[kind]
         print(f"{kind:24} {said}", flush=True)
-    if sys.argv[1:]:
-        return 0
+    record = {kind: record[kind] for kind in sorted(record)}
     about = {"transformers": transformers.__version__, "types": record}
     RECORD.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     subprocess.run([sys.executable, str(PAGE)], check=True)

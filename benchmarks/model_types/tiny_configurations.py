@@ -253,7 +253,16 @@ _MARKED = {
     **_mrope([2, 3, 3]),
 }
 
+#: Layers with windows have sizes of their own.
+_DOTS3 = {
+    **dict.fromkeys(("swa_num_attention_heads", "swa_num_key_value_heads"), 4),
+    **dict.fromkeys(("swa_q_lora_rank", "swa_kv_lora_rank", "swa_head_dim"), 16),
+    **dict.fromkeys(("swa_qk_nope_head_dim", "swa_qk_rope_head_dim"), 8),
+    "swa_v_head_dim": 16,
+}
+
 BY_HAND = {
+    "dots3_note_text": _DOTS3,
     "emu3": {
         "vocabulary_map": _WRITTEN["emu3"],
         "vq_config": {
@@ -293,6 +302,37 @@ BY_HAND = {
             "position_embedding_size": 64,
         }
     },
+    "gemma4_unified": {
+        "vision_config": {
+            "model_type": "gemma4_unified_vision",
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "mm_embed_dim": 64,
+            "mm_posemb_size": 64,
+            "output_proj_dims": 64,
+        }
+    },
+    "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
+    "granite4_vision": {
+        "image_grid_pinpoints": [[32, 32], [32, 64]],
+        "vision_config": {"image_size": 32, "patch_size": 16},
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[-2, 0]],
+        "spatial_target_layers": [1, 2, 3, 3],
+    },
+    "idefics": {"vision_config": {"image_size": 8, "patch_size": 4}},
+    "molmo2": {
+        "image_patch_id": 100,
+        "vision_config": {"image_size": [32, 32], "patch_size": 16, "head_dim": 16},
+        "adapter_config": {"vision_feature_layer": [-1, -2], "head_dim": 16},
+    },
+    **{kind: {"out_hidden_size": 256} for kind in ("muse_glimmer", "muse_spark")},
+    "nemotron_h_omni": {
+        "image_token_id": 100,
+        "vision_hidden_size": 64,
+        "projector_hidden_size": 64,
+        "vision_config": {"video_temporal_patch_size": 2},
+    },
     "kimi_k25": {"projection_hidden_size": 64},
     "llava_next_video": {
         "image_grid_pinpoints": [[32, 32], [32, 64]],
@@ -315,7 +355,23 @@ BY_HAND = {
     "blt": blt,
     "cohere_compass": {"text_config": _BY_KIND},
     "cohere_compass_text": _BY_KIND,
-    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", *["sparse"] * 3]}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", *["sparse"] * 3], "num_experts_per_tok": 2},
+        "vision_config": {
+            "sam_config": {"downsample_channels": [32, 64], "image_size": 64, "patch_size": 16}
+        },
+    },
+    "dots3_note": {
+        "vision_config": {
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "adapter_in_dim": 64,
+            "adapter_out_dim": 64,
+        },
+        "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64},
+        "text_config": _DOTS3,
+    },
     "ernie4_5_vl_moe": _mrope([2, 2, 4]),
     "hunyuan_vl": {
         "text_config": {"head_dim": 16, **_mrope([2, 2, 2, 2])["text_config"]},

@@ -54,11 +54,15 @@ def given_to(model, ids, kwargs):
     """The tokens, and what stands beside them, as transformers is given a prompt.
 
     GIT has no tokens for its picture, padding here; PaliGemma's class takes a text alone for a
-    block whose tokens see each other, or not, by its attention, where nobody says which it is.
+    block whose tokens see each other, or not, by its attention, where nobody says which it is;
+    Idefics' one beside an image that nobody sees.
     """
     kind = model.config.model_type
     if kind == "git" and kwargs:
         return [token for token in ids if token], kwargs
+    if kind == "idefics" and not kwargs:
+        none = torch.zeros(1, 1, 3, 8, 8)
+        return ids, {"pixel_values": none, "image_attention_mask": none.new_zeros(1, len(ids), 1)}
     if kind == "paligemma" and not kwargs:
         return ids, {"token_type_ids": torch.ones(1, len(ids), dtype=torch.int64)}
     return ids, kwargs

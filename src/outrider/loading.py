@@ -20,6 +20,7 @@ from outrider.models import (
     calibrate,
     load_checks,
     reads_more,
+    seq2seq,
     weight_only,
 )
 from outrider.models.batch_invariance import PaddingPolicy
@@ -299,22 +300,37 @@ def _speculator(
         hearing = speech_model.opened(str(first), first.given, model, tokenizer, configs)
     reader, media = media_of(engine.target), None
     if reader is not None:
+        stands, behind = reader.placeholders, reader.closers
         media = MediaProcessor(
-            resolved.processor, reader.placeholders, first.trust, ahead=reader.ahead
+            resolved.processor, stands, first.trust, closers=behind, ahead=reader.ahead
         )
     elif opening is not None and model.main_input_name in _IMAGES:
         media = MediaProcessor(resolved.processor, frozenset(), first.trust, pixels_alone=True)
-    elif opening is not None and model.main_input_name in _SOUND and hearing is None:
-        media = MediaProcessor(resolved.processor, frozenset(), first.trust, recordings_alone=True)
+    elif opening is not None and hearing is None and _hears_samples(model):
+        media = MediaProcessor(
+            resolved.processor,
+            frozenset(),
+            first.trust,
+            recordings_alone=True,
+            moment=seq2seq.moment(model.config),
+        )
     elif opening is not None and (stands := placeholders(model.config)):
-        media = MediaProcessor(resolved.processor, stands, first.trust)
+        alone = model.config.model_type in seq2seq.TEXT_ALONE
+        media = MediaProcessor(resolved.processor, stands, first.trust, text_alone=alone)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults, media)
 
 
 #: Names of what encoders of one image read.
 _IMAGES = ("pixel_values", "flattened_patches")
 #: The same of encoders of sound, Whisper's aside.
-_SOUND = ("input_values", "input_features")
+_SOUND = ("inputs", "input_values", "input_features")
+
+
+def _hears_samples(model: Any) -> bool:
+    """Whether its encoder of sound, Whisper's aside, is given what a feature extractor makes."""
+    return model.main_input_name in _SOUND or model.config.model_type == "kyutai_speech_to_text"
+
+
 #: What a draft model attends to, by what it reads.
 _WHOSE = {"states": "the target's", "source": "its own"}
 

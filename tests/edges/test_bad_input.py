@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, xLSTMConfig, xLSTMForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, XLNetConfig, XLNetLMHeadModel
 
 import outrider
 from outrider import Engine, Root, SamplingParams, Stop, StopConditions
@@ -72,9 +72,9 @@ def test_output_sizes_that_differ():
 
 
 def test_an_unsupported_architecture_is_named():
-    config = xLSTMConfig(vocab_size=32, embedding_dim=32, num_heads=2, num_blocks=1)
-    with refused(outrider.UnsupportedModel, "xlstm"):
-        pairs_of(xLSTMForCausalLM(config))
+    config = XLNetConfig(vocab_size=32, d_model=32, n_layer=1, n_head=2, d_inner=32)
+    with refused(outrider.UnsupportedModel, "xlnet"):
+        pairs_of(XLNetLMHeadModel(config))
 
 
 def test_a_model_that_ignores_the_trees_mask_is_refused():

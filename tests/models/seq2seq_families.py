@@ -53,6 +53,7 @@ GEMMA = {
     "eos_token_id": 1,
     "bos_token_id": 2,
 }
+GEMMA_LAYERS = ["sliding_attention", "full_attention"]
 SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -88,6 +89,42 @@ PARAKEET = {
     "subsampling_conv_channels": 8,
     "num_mel_bins": 16,
     "conv_kernel_size": 3,
+}
+MIMI = {
+    "model_type": "mimi",
+    "sampling_rate": 16_000,
+    "hidden_size": 16,
+    "num_filters": 4,
+    "upsampling_ratios": [2, 4],
+    "num_residual_layers": 1,
+    "codebook_size": 16,
+    "codebook_dim": 8,
+    "vector_quantization_hidden_dimension": 8,
+    "num_quantizers": 3,
+    "num_semantic_quantizers": 1,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "sliding_window": 8,
+    "upsample_groups": 16,
+}
+CONVOLVED = {
+    "conv_dim": [8, 8],
+    "conv_kernel": [10, 3],
+    "conv_stride": [5, 2],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
+HEARING = {
+    "model_type": "wav2vec2",
+    **CONVOLVED,
+    "hidden_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
 }
 BERT = {
     "vocab_size": VOCAB,
@@ -219,6 +256,52 @@ FAMILIES = {
     "Cohere ASR": lambda: own(
         "cohere_asr", **SMALL, encoder_config=PARAKEET, decoder_start_token_id=1
     ),
+    "wav2vec 2.0 to BART": lambda: composite(
+        HEARING,
+        # its cache has as many layers as BART's encoder has
+        {"model_type": "bart", **BART, "encoder_layers": 2, "is_encoder_decoder": False},
+        "speech-encoder-decoder",
+    ),
+    "SpeechT5": lambda: own(
+        "speecht5",
+        **{name: value for name, value in HEARING.items() if name in CONVOLVED},
+        **{name: value for name, value in AUDIO.items() if name != "d_model"},
+        hidden_size=32,
+        max_text_positions=128,
+    ),
+    "Kyutai STT": lambda: own(
+        "kyutai_speech_to_text",
+        vocab_size=VOCAB,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        sliding_window=8,
+        num_codebooks=3,
+        codebook_vocab_size=17,
+        audio_bos_token_id=16,
+        audio_pad_token_id=VOCAB + 3 * 17,
+        bos_token_id=1,
+        pad_token_id=3,
+        codec_config=MIMI,
+    ),
+    "Voxtral Realtime": lambda: own(
+        "voxtral_realtime",
+        text_config={
+            **GEMMA,
+            "sliding_window": 8,
+            "bos_token_id": 1,
+            "tie_word_embeddings": False,
+        },
+        audio_config={
+            **SMALL,
+            "head_dim": 8,
+            "num_mel_bins": 8,
+            "sliding_window": 8,
+        },
+        tie_word_embeddings=False,
+    ),
     "SeamlessM4T (speech)": lambda: own(
         "seamless_m4t", **SEAMLESS, architectures=["SeamlessM4TForSpeechToText"]
     ),
@@ -329,16 +412,37 @@ FAMILIES = {
         image_token_id=50,
         is_encoder_decoder=True,
     ),
+    "T5Gemma 2": lambda: own(
+        "t5gemma2",
+        encoder={
+            "text_config": {**GEMMA, "layer_types": GEMMA_LAYERS},
+            "vision_config": {**VIT, "model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 4,
+            "eoi_token_index": 51,
+        },
+        decoder={**GEMMA, "layer_types": GEMMA_LAYERS},
+        image_token_index=50,
+    ),
+    "BLIP": lambda: own(
+        "blip",
+        text_config={**SMALL, "encoder_hidden_size": 24, **IDS, "sep_token_id": 2},
+        vision_config={
+            **{name: value for name, value in VIT.items() if name != "model_type"},
+            "hidden_size": 24,
+        },
+    ),
     "ViT to GPT-2": lambda: vision({"model_type": "gpt2", **GPT2}),
 }
 #: Families that transformers runs with eager attention alone.
 EAGER_ONLY = {
+    "BLIP",
     "BigBird-Pegasus",
     "LED",
     "LongT5",
     "MVP",
     "PEGASUS-X",
     "Speech2Text",
+    "SpeechT5",
     "T5Gemma",
     "TrOCR (ViT to TrOCR)",
 }

@@ -280,11 +280,11 @@ def positions(name, config) -> str:
     kind = config.decoder.model_type if seq2seq.composed(config) else config.model_type
     if kind in ("roberta", "xlm-roberta"):
         return "by argument, counted from behind the padding id"
-    if kind == "t5gemma":
+    if kind in ("t5gemma", "t5gemma2"):
         return "by argument; windows by position"
-    if (
-        kind in (*FAMILIES_OF_SPEECH, "bert", "bert-generation", "gpt2")
-        and kind != "speech_to_text"
+    if kind in (*FAMILIES_OF_SPEECH, "bert", "bert-generation", "blip", "gpt2") and kind not in (
+        "speech_to_text",
+        "speecht5",
     ):
         return "by argument"
     return "its own embedding, read by position"

@@ -9,11 +9,15 @@ ARMS = ("plain", "chain", "tree", "batch", "seeded")
 FAMILIES = {
     "canary": "Canary",
     "cohere_asr": "Cohere ASR",
+    "kyutai_speech_to_text": "Kyutai STT",
     "moonshine": "Moonshine",
     "moonshine_streaming": "Moonshine (streaming)",
     "seamless_m4t": "SeamlessM4T (speech)",
     "seamless_m4t_v2": "SeamlessM4T v2 (speech)",
+    "speech-encoder-decoder": "wav2vec 2.0 to BART",
     "speech_to_text": "Speech2Text",
+    "speecht5": "SpeechT5",
+    "voxtral_realtime": "Voxtral Realtime",
     "whisper": "Whisper",
 }
 #: Why a type is neither right nor refused at load: found out by hand.

@@ -83,6 +83,7 @@ def test_every_family_is_tried():
         "minicpm_ocr",
         "minicpmv4_6",
         "minicpmv4_7",
+        "nemotron_h_omni",
         "qwen3_5",
         "qwen3_5_moe",
     }

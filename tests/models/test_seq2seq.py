@@ -25,6 +25,7 @@ def driven(name, attention="eager", seed=0):
 def blind(target):
     """The same without what the adapter does for positions: what a plain 4-D mask gives."""
     target.runner._patches, target.runner._named = [], False
+    target.runner._takes -= {"position_ids"}
     return target
 
 

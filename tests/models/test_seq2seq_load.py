@@ -115,15 +115,14 @@ def test_layers_and_context_are_the_decoders():
     assert adapt(bart(layers=3)).runner.layers == 3
 
 
-SPEECH = {"encoder": {"model_type": "wav2vec2"}, "decoder": {"model_type": "bert", **BERT}}
+SPEECH = {"encoder": {"model_type": "sew"}, "decoder": {"model_type": "bert", **BERT}}
 REFUSED = {
     "nllb-moe": ({**BART, "num_experts": 2}, "how many tokens an expert takes"),
     "switch_transformers": ({**T5, "num_experts": 2}, "how many tokens an expert takes"),
     "prophetnet": ({}, "n-gram streams"),
     "fsmt": ({"langs": ["en", "de"], "src_vocab_size": 9, "tgt_vocab_size": 9}, "cuts the text"),
     "pop2piano": ({}, "sound or notes, not text"),
-    "speecht5": ({}, "counts positions"),
-    "speech-encoder-decoder": (SPEECH, "nobody has tried this kind of encoder-decoder"),
+    "speech-encoder-decoder": (SPEECH, "nobody has tried one with an encoder of 'sew'"),
     "electra": ({"is_decoder": True, "add_cross_attention": True}, "nobody has tried"),
 }
 

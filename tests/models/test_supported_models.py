@@ -69,7 +69,7 @@ def test_every_type_of_speech_is_right_or_has_its_reason():
     assert len(found) - len(wrong) >= 14
 
 
-@pytest.mark.parametrize("kind", ["moonshine_streaming", "fun_asr_nano", "voxtral_realtime"])
+@pytest.mark.parametrize("kind", ["moonshine_streaming", "fun_asr_nano", "parakeet_tdt"])
 def test_a_type_of_speech_is_found_as_the_record_says(kind):
     found = json.loads(supported_speech.RECORD.read_text("utf-8"))["types"]
     assert speech_types.examine(kind) == found[kind]

@@ -1,7 +1,5 @@
 """Recordings written down by encoder-decoders that hear them as their source."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import sound_folder
@@ -12,10 +10,9 @@ from seq2seq_families import FAMILIES, build
 from tiny_media import VOCAB
 
 import outrider
-from outrider import ConfigurationError
+from outrider import ConfigurationError, StopConditions
 from outrider.costs import Costs
 from outrider.models.config import decoder_of
-from outrider.text.sound_sources import SourceTranscription
 
 NEW = 8
 #: What stands in for the special words of a prompt of Canary
@@ -35,7 +32,7 @@ def canary():
     return transformers.CanaryProcessor(hears, words("<image>", 50), chat_template=TEMPLATE)
 
 
-def opened(place, name, processor):
+def opened(place, name, processor, start=1):
     """The model of a folder, with drafts that copy, and as transformers has it."""
     config = FAMILIES[name]()
     for part in (config, decoder_of(config)):
@@ -45,7 +42,7 @@ def opened(place, name, processor):
         if "encoder_attn" in part and weight.dim() > 1:
             weight.data.mul_(4.0)  # so that a text depends on its source
     model.generation_config.eos_token_id = None
-    model.generation_config.decoder_start_token_id = 1
+    model.generation_config.decoder_start_token_id = start
     model.save_pretrained(place)
     processor.save_pretrained(place)
     loaded = outrider.load(
@@ -100,6 +97,24 @@ def test_moonshine_writes_recordings_down(tmp_path):
         loaded.transcribe(sounds[0], initial_prompt="w20")
 
 
+def test_kyutai_writes_as_many_tokens_as_a_recording_has_moments(tmp_path):
+    hears = transformers.KyutaiSpeechToTextFeatureExtractor(
+        sampling_rate=sound_folder.RATE, audio_delay_seconds=0.0, audio_silence_prefix_seconds=0.0
+    )
+    processor = transformers.KyutaiSpeechToTextProcessor(hears, words("<image>", 50))
+    loaded, model = opened(tmp_path, "Kyutai STT", processor)
+    sound = sound_folder.samples(1)
+    values = hears(sound, sampling_rate=sound_folder.RATE, return_tensors="pt")["input_values"]
+    asked = {"do_sample": False, "eos_token_id": None, "max_new_tokens": NEW}
+    with torch.inference_mode():
+        right = model.generate(input_ids=torch.tensor([[1]]), input_values=values, **asked)
+    assert texts(loaded.transcribe(sound, max_new_tokens=NEW)) == [tuple(right[0, 1:].tolist())]
+    prompts, moments = loaded.sound_prompts, values.shape[-1] // model.config.frame_size
+    _, source = prompts.asked(sound, None, None)
+    for most, end in ((moments + 9, moments), (NEW, NEW)):
+        assert prompts.within(StopConditions(most), source).max_new_tokens == end
+
+
 def test_cohere_is_told_the_language(tmp_path):
     named = "startofcontext startoftranscript emo:undefined en pnc noitn notimestamp nodiarize"
     named = ["▁", *(f"<|{word}|>" for word in named.split())]
@@ -117,11 +132,22 @@ def test_cohere_is_told_the_language(tmp_path):
     assert texts(loaded.transcribe(sound, language="en", max_new_tokens=NEW)) == [right]
 
 
-def test_what_has_to_be_told_a_language_by_a_token_is_refused():
-    tokenizer = SimpleNamespace(tgt_lang="eng")  # as SeamlessM4T's
-    asked = SourceTranscription("seamless", None, tokenizer, (), None, ())
-    with pytest.raises(ConfigurationError, match="decoder_prompts"):
-        asked.asked(sound_folder.samples(1), None, None)
+def test_seamless_begins_with_the_token_of_a_language(tmp_path):
+    hears = transformers.SeamlessM4TFeatureExtractor(num_mel_bins=8, feature_size=8, stride=2)
+    tokenizer = words("<image>", 50, word5_token="__eng__")
+    processor = transformers.Wav2Vec2Processor(hears, tokenizer)  # its own wants SentencePiece's
+    loaded, model = opened(tmp_path, "SeamlessM4T (speech)", processor, start=2)
+    loaded.tokenizer.tgt_lang = "eng"  # as SeamlessM4T's has it
+    sound = sound_folder.samples(1)
+    made = hears(sound, sampling_rate=sound_folder.RATE, return_tensors="pt")
+    features = made["input_features"][:, : made["attention_mask"].sum()]
+    begun = [loaded.opening.start, tokenizer.convert_tokens_to_ids("__eng__")]
+    right = generated(model, begun, input_features=features)
+    assert texts(loaded.transcribe(sound, language="eng", max_new_tokens=NEW)) == [right]
+    with pytest.raises(ConfigurationError, match="has to be told the language"):
+        loaded.transcribe(sound)
+    with pytest.raises(ConfigurationError, match="no token __zzz__"):
+        loaded.transcribe(sound, language="zzz")
 
 
 def test_canary_is_told_the_language(tmp_path):

@@ -310,9 +310,9 @@ class _GenerateRequest(TypedDict):
 
 def _suits(target: "ModelSource", source: str | None) -> None:
     """Refuse a target of the wrong kind before its weights are read."""
-    from outrider.models.config import hears
+    from outrider.models.config import hears, pairs
 
-    reads = bool(target.config.is_encoder_decoder)
+    reads = pairs(target.config)
     if hears(target.config):
         raise ConfigurationError(
             "generate goes on from text; got a Whisper model, which hears recordings; use "

@@ -82,7 +82,8 @@ _OWN = {
     "git": "outrider.models.image_families:GitRunner",
     "gpt_neo": "outrider.models.positions:GPTNeoRunner",
     **dict.fromkeys(("kosmos-2", "kosmos-2.5"), "outrider.models.image_families:KosmosRunner"),
-    "mllama": "outrider.models.mllama:MllamaRunner",
+    "idefics": "outrider.models.image_cross_attention:IdeficsRunner",
+    "mllama": "outrider.models.image_cross_attention:MllamaRunner",
     "moshi": "outrider.models.positions:MoshiRunner",
     "mpt": "outrider.models.positions:MptRunner",
     "paligemma": "outrider.models.image_families:PaliGemmaRunner",
@@ -229,8 +230,9 @@ def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "Transform
 def reads_more(config: "PretrainedConfig") -> bool:
     """Whether models of this configuration read more than their text: sources, or states."""
     from outrider.models import unsupported
+    from outrider.models.config import pairs
 
-    return bool(config.is_encoder_decoder) or unsupported.reads_states(config)
+    return pairs(config) or unsupported.reads_states(config)
 
 
 def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":

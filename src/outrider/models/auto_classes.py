@@ -6,7 +6,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from outrider.errors import UnsupportedModel
-from outrider.models.config import read
+from outrider.models.config import pairs, read
 from outrider.models.unsupported import REASONS
 
 #: Auto classes with an output layer over a vocabulary, in the order in which they are asked. The
@@ -39,7 +39,7 @@ def auto_class(config: PretrainedConfig) -> Any:
     >>> [auto_class(kind()).__name__ for kind in (LlamaConfig, LlavaConfig, T5Config)]
     ['AutoModelForCausalLM', 'AutoModelForImageTextToText', 'AutoModelForSeq2SeqLM']
     """
-    both = read(config, "is_encoder_decoder", bool)  # not of a decoder cut out of one
+    both = pairs(config)  # not a decoder cut out of one
     parts = any(read(config, f"{part}_config", PretrainedConfig) for part in _PARTS)
     names = _ENCODER_DECODER if both else (*_SEEING, *_TEXT) if parts else _TEXT
     own = read(config, "auto_map", dict) or {}  # classes in the folder's own files

@@ -10,8 +10,13 @@ from transformers import PretrainedConfig
 from outrider.errors import ConfigurationError
 
 Kind = TypeVar("Kind")
+#: Types that read something beside their text at every call, which do not call themselves pairs.
+_UNSAID = frozenset({"blip", "kyutai_speech_to_text", "voxtral_realtime"})
 #: Types whose encoder of text reads the states that another part has made of images.
 _ENCODES_STATES = frozenset({"florence2"})
+
+#: What a decoder calls the width of the states that it attends to, where it has a name for it.
+_STATES = ("cross_attention_hidden_size", "encoder_hidden_size")
 
 #: Types whose encoder ends with a projection to the width of the decoder.
 _PROJECTS = frozenset({"pp_formulanet"})
@@ -28,13 +33,23 @@ def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Ki
     return value if isinstance(value, kind) else None
 
 
+def pairs(config: PretrainedConfig) -> bool:
+    """Whether it is an encoder and a decoder that reads what the encoder makes.
+
+    >>> from transformers import BlipConfig, LlamaConfig, T5Config
+    >>> [pairs(kind()) for kind in (BlipConfig, LlamaConfig, T5Config)]
+    [True, False, True]
+    """
+    return bool(read(config, "is_encoder_decoder", bool)) or config.model_type in _UNSAID
+
+
 def decoder_of(config: PretrainedConfig) -> PretrainedConfig:
     """The part of a configuration that says how the decoder is built.
 
     It is the object that the model reads. (`get_text_config(decoder=True)` of an encoder-decoder is
     a copy with renamed fields, in which the number of layers is the default of the class.)
     """
-    if not read(config, "is_encoder_decoder", bool):
+    if not pairs(config):
         return config.get_text_config(decoder=True)
     return _part(config, "decoder") or read(config, "text_config", PretrainedConfig) or config
 
@@ -44,7 +59,8 @@ def encoder_of(config: PretrainedConfig) -> PretrainedConfig:
     text = read(config, "text_config", PretrainedConfig)
     if text is not None and config.model_type in _ENCODES_STATES:
         return text
-    return _part(config, "encoder") or read(config, "vision_config", PretrainedConfig) or config
+    found = _part(config, "encoder") or read(config, "vision_config", PretrainedConfig) or config
+    return read(found, "text_config", PretrainedConfig) or found
 
 
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
@@ -60,10 +76,13 @@ def hears(config: PretrainedConfig) -> bool:
 
 def states_width(config: PretrainedConfig) -> int:
     """The width of the encoder's states that a decoder attends to, before it projects them."""
-    if read(config, "is_encoder_decoder", bool):
-        narrowed = config.model_type in _PROJECTS
-        return int((decoder_of(config) if narrowed else encoder_of(config)).hidden_size)
-    return read(config, "cross_attention_hidden_size", int) or int(config.hidden_size)
+    if pairs(config):
+        if config.model_type in _PROJECTS:
+            return int(decoder_of(config).hidden_size)
+        made = encoder_of(config)
+        return read(made, "output_hidden_size", int) or int(made.hidden_size)
+    said = (read(config, name, int) for name in _STATES)
+    return next((width for width in said if width), int(config.hidden_size))
 
 
 def vocabulary_of(config: PretrainedConfig) -> int:

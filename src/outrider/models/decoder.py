@@ -45,6 +45,7 @@ class MediaRunner(Protocol):
     """What a runner has besides whose model reads images or sound in its prompts."""
 
     placeholders: frozenset[int]  #: token ids that stand for images and sound
+    closers: frozenset[int]  #: token ids that belong to an image they stand directly behind
     ahead: ImageAhead | None  #: what the model's processor leaves to be put ahead of a prompt
     known: set[frozenset[str]]  #: names of inputs that `load_checks.media` has been through
 

@@ -22,7 +22,7 @@ from outrider.models.model_lock import alone, instead
 from outrider.types.multi_modal import update_digest
 
 IMAGES, SOUND = "get_image_features", "get_audio_features"  #: functions of transformers' models
-_GRIDS = ("image_grid_thw", "video_grid_thw")
+_GRIDS = ("image_grid_thw", "video_grid_thw", "image_grid_hw")
 _FLAT = ("pixel_values", "pixel_values_videos")  #: patches of all images in one axis, by grids
 _OF_ONE_PROMPT = {"pixel_values", "pixel_attention_mask"}  #: behind an axis of prompts: Idefics
 _LEFT_OUT = ("hidden_states", "attentions")
@@ -114,6 +114,8 @@ def split(given: Mapping[str, Any]) -> list[dict[str, Any]]:
                 {name: value[:, at : at + 1] for name, value in tensors.items()} for at in some
             ]
             return [{**given, **part} for part in parts] or [dict(given)]
+    if "image_token_pooling" in tensors:  # which counts patches of all crops
+        return [dict(given)]
     grids = next((tensors[name] for name in _GRIDS if name in tensors), None)
     sizes: dict[str, list[int]] = {}
     for name in _FLAT if grids is not None else ():
@@ -154,8 +156,13 @@ def merged(each: Sequence[Any]) -> Any:
 
 
 def _by_layer(each: Sequence[Sequence[Any]]) -> list[Any]:
-    """States of several layers, of all images together."""
-    return [merged(layer) for layer in zip(*each, strict=True)]
+    """States of several layers, of all images together; behind a layer's number, if it has one."""
+    return [
+        (layer[0][0], merged([states for _, states in layer]))
+        if isinstance(layer[0], tuple) and type(layer[0][0]) is int
+        else merged(layer)
+        for layer in zip(*each, strict=True)
+    ]
 
 
 def _slim(made: Any) -> Any:

@@ -106,6 +106,8 @@ class TransformersRunner:
         sizes = (read(self.config, name, int) for name in self.reaches)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
+        self._offset = self._first_position()
+        self.context -= self._offset
         self._takes = _arguments(model)
         kinds = read(self.config, "layer_types", (list, tuple))
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
@@ -134,6 +136,10 @@ class TransformersRunner:
             rows = rows.beside(linear.rows_of(shape, self.dtype, packed=False))
         return found._replace(rows=rows)
 
+    def _first_position(self) -> int:
+        """Where a text's first token stands, of the positions that the model is given."""
+        return 0
+
     def _depth(self) -> int:
         """How many layers write entries."""
         depth: int = self.config.num_hidden_layers
@@ -158,7 +164,8 @@ class TransformersRunner:
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
         with self.around(keys_BW, positions_BQ, visible_BQW):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
-            return self._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+            at_BQ = positions_BQ + self._offset if self._offset else positions_BQ
+            return self._run(cache, tokens_BQ, at_BQ, mask, last, taps)
 
     def _run(
         self,

@@ -1,6 +1,7 @@
 """Families whose images stand in prompts in a way of their own: Kosmos, PaliGemma, GIT."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,27 +25,21 @@ class KosmosRunner(InnerModelRunner):
 
     inside = "text_model"
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
-        self._first = int(self.config.pad_token_id) + 1
-        self.context -= self._first
+    def _first_position(self) -> int:
+        return int(self.config.pad_token_id) + 1
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask,
-        last: int | None,
-        taps: tuple[int, ...],
-    ) -> Output:
-        """The language model's forward, with our mask and positions as it counts them."""
-        positions_BQ = positions_BQ + self._first
+    @contextmanager
+    def around(
+        self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
+    ) -> Iterator[None]:
+        """Our mask, where the language model makes one of what it is given."""
         layers, name = self.model.model, "_prepare_decoder_attention_mask"
         if not hasattr(layers, name):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+            yield
+            return
+        mask = self.masks(visible_BQW, positions_BQ, keys_BW)
         with instead(alone(self.whole), layers, name, lambda *_, **__: mask):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+            yield
 
 
 class PaliGemmaRunner(MultiModalRunner):
@@ -53,6 +48,9 @@ class PaliGemmaRunner(MultiModalRunner):
     A text alone is read as any decoder reads it. Positions begin with 1. Its outer forward makes
     one mask of what it is given; layers of more than one type are handed theirs behind it.
     """
+
+    def _first_position(self) -> int:
+        return 1
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
         """As for all models; and the types of its tokens, 0 all of them, have to be there."""
@@ -79,8 +77,7 @@ class PaliGemmaRunner(MultiModalRunner):
         last: int | None,
         taps: tuple[int, ...],
     ) -> Output:
-        """The model's own forward, positions counted from 1."""
-        positions_BQ = positions_BQ + 1
+        """The model's own forward."""
         if not isinstance(mask, dict):
             return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
         layers: torch.nn.Module = self.model.model.language_model

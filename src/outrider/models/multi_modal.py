@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, OutriderError, PromptError, UnsupportedModel
 from outrider.models.cache import SlotCache
@@ -28,7 +29,7 @@ from outrider.models.module_tree import parts_of
 from outrider.models.tree_inputs import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output, RowStore
-from outrider.types.multi_modal import PER_TOKEN, ImageAhead
+from outrider.types.multi_modal import PER_TOKEN, SEEN, ImageAhead
 
 #: Fields of a configuration that name a token which stands for an image, a frame or sound.
 _PLACEHOLDER = re.compile(
@@ -51,6 +52,21 @@ def placeholders(config: PretrainedConfig) -> frozenset[int]:
     words = read(config, "vocabulary_map", dict) or {}  # of models that write pictures as tokens
     named.append(words.get("<image>"))
     return frozenset(value for value in named if type(value) is int and value >= 0)
+
+
+#: What MiniCPM-V 4.7 calls marks between images and their parts.
+_MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
+
+
+def closers(config: PretrainedConfig) -> frozenset[int]:
+    """Token ids that belong to an image they stand directly behind.
+
+    >>> from transformers import LlavaConfig
+    >>> closers(LlavaConfig())
+    frozenset()
+    """
+    marks = (read(config, name, int) for name in _MARKS)
+    return frozenset(mark for mark in marks if mark is not None)
 
 
 def hears_in_prompts(config: PretrainedConfig) -> bool:
@@ -81,7 +97,7 @@ class MultiModalRunner(TransformersRunner):
         super().__init__(model)
         self.whole = model  #: what reads images or sound
         self._hands_on = self._takes  # arguments of the whole's forward
-        self.placeholders = placeholders(model.config)
+        self.placeholders, self.closers = placeholders(model.config), closers(model.config)
         self.known: set[frozenset[str]] = set()  #: kinds of inputs that were checked
         # parts that count positions on several axes
         self._axes = [part for part in model.modules() if "rope_deltas" in vars(part)]
@@ -105,10 +121,10 @@ class MultiModalRunner(TransformersRunner):
                 f"{', '.join(names)} and without any of the tokens {sorted(self.placeholders)}; "
                 "make it with the model's processor or its chat template"
             )
-        if inputs.last(prompt) == len(prompt):
+        if len(prompt) in (inputs.last(prompt), 0 if inputs.block else inputs.end(prompt)):
             raise PromptError(
                 "a prompt goes on behind its last image or sound; got one that ends with a "
-                "placeholder; put text behind it"
+                "placeholder, or with the mark of its end; put text behind it"
             )
         for name in PER_TOKEN & set(inputs.kwargs):
             given = inputs.kwargs[name]
@@ -172,9 +188,13 @@ class MultiModalRunner(TransformersRunner):
                     f"tokens: {first_line(error)}; give as many as the prompt has places for, as "
                     "the model's own processor makes them"
                 ) from error
-            cache.inputs = RowPositions(delta() - count + tokens.shape[1])
+            cache.inputs = self.kept(output, given, delta() - count + tokens.shape[1])
         text = output.get("language_model_outputs", output)
         return count, self._tapped(taps, heard, text, output.logits.shape[1])
+
+    def kept(self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor) -> RowStore:
+        """What a row keeps of the call that has read its images, which was `given` them."""
+        return RowPositions(delta_1)
 
     def opened_media(self, rows: int) -> RowStore:
         """Positions that are slots."""
@@ -275,7 +295,7 @@ def _longer(inputs: MultiModalInputs, count: int) -> dict[str, object]:
     for name in PER_TOKEN & set(found):
         value = found[name]
         assert isinstance(value, Tensor)
-        more = value[:, -1:] if name == "cross_attention_mask" else torch.zeros_like(value[:, :1])
+        more = value[:, -1:] if name in SEEN else torch.zeros_like(value[:, :1])
         if name == "token_type_ids" and inputs.block:  # what is written sees no token behind itself
             more = torch.ones_like(more)
         found[name] = torch.cat([value, *[more] * (count - value.shape[1])], 1)[:, :count]

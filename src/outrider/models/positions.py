@@ -6,15 +6,13 @@ from threading import RLock
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
-from outrider.models.cache import SlotCache
-from outrider.models.hf import Mask, TransformersRunner
+from outrider.models.hf import TransformersRunner
 from outrider.models.model_lock import alone, evaluating, instead, mine
-from outrider.types import Inputs, Output
+from outrider.types import Inputs
 
 # ALiBi families: the bias depends on the key's position alone, so it is rebuilt from positions.
 #
@@ -145,22 +143,8 @@ class GPTNeoRunner(TransformersRunner):
 class OffsetPositionsRunner(TransformersRunner):
     """The RoBERTa kin: the first token stands at `pad_token_id + 1`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
-        self._first = int(self.config.pad_token_id) + 1
-        self.context -= self._first
-
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask | None,
-        last: int | None,
-        taps: tuple[int, ...],
-    ) -> Output:
-        """The model's own forward, with positions as it counts them."""
-        return super()._run(cache, tokens_BQ, positions_BQ + self._first, mask, last, taps)
+    def _first_position(self) -> int:
+        return int(self.config.pad_token_id) + 1
 
 
 class _Rows:

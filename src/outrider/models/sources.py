@@ -36,7 +36,7 @@ from outrider.models import (
 )
 from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
-from outrider.models.config import read
+from outrider.models.config import pairs, read
 from outrider.models.foreign_errors import first_line, kind_of, usable_file
 from outrider.models.lora import LoraBank
 from outrider.models.module_tree import uncompiled
@@ -156,7 +156,7 @@ class ModelSource:
         """
         if unsupported.reads_states(self.config):
             return True
-        both = self.config.is_encoder_decoder and target.config.is_encoder_decoder
+        both = pairs(self.config) and pairs(target.config)
         if wish is False or (wish == "auto" and not both):
             return False
         if not both:
@@ -414,6 +414,9 @@ class ModelSource:
         else:  # models that cannot generate by themselves have none
             settings = read(self.given, "generation_config", GenerationConfig) or self.config
         said: dict[str, Any] = settings.to_dict()
+        if self.config.model_type == "blip":  # its own `generate` begins and ends texts by these
+            text = self.config.text_config
+            said |= {"decoder_start_token_id": text.bos_token_id, "eos_token_id": text.sep_token_id}
         return said
 
     def eos_ids(self) -> tuple[int, ...]:

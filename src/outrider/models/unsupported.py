@@ -12,14 +12,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider import arguments
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
 from outrider.models import placement, recurrent, seq2seq
-from outrider.models.config import decoder_of, read, states_width
+from outrider.models.config import decoder_of, pairs, read, states_width
 from outrider.models.weight_only import finite
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
 _EXPERTS = "how many tokens an expert takes depends on the whole call, so on a node's siblings"
 _STREAMS = "its decoder reads n-gram streams of one text, which have no place for a tree's mask"
 
-_STREAMED = "each of its tokens is read together with the sound of its moment"
 _SOUNDS = "it writes sound or notes, not text"
 
 _TRANSDUCER = "it is a transducer, which walks through the frames of a recording, not along a text"
@@ -32,17 +31,21 @@ REASONS: dict[str, str] = {
     "plamo2": _RECURRENT,
     **dict.fromkeys(("inkling2", "inkling_mm_model", "qwen4_exp"), _TEXT_ALONE),
     "deepseek_v4": _POOLED,
+    "diffusion_gemma": "it writes a block of tokens by passes of denoising, not token by token",
+    "glm5_next": "its attention chooses groups of neighbouring slots of the cache, where a tree's "
+    "siblings differ",
+    "udop": "its encoder reads the boxes of words beside an image, for which sources have no place",
+    "unlimited_ocr": "what its tokens see depends on where the prompt ended, which a text that is "
+    "resumed does not say",
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",
     **dict.fromkeys(("nllb-moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _STREAMS),
-    **dict.fromkeys(("kyutai_speech_to_text", "voxtral_realtime"), _STREAMED),
     **dict.fromkeys(("dia", "pop2piano", "vibevoice"), _SOUNDS),
     **dict.fromkeys(("parakeet_rnnt", "parakeet_tdt"), _TRANSDUCER),
     **dict.fromkeys(("nemotron3_5_asr", "nemotron_asr_streaming"), _TRANSDUCER),
     "parakeet_ctc": "it writes a letter for each frame at once (CTC), so nothing is left to draft",
-    "speecht5": "its decoder counts positions by the tokens of the call, in a network of its own",
     "fsmt": "its forward cuts the text to the last token by itself",
 }
 
@@ -94,7 +97,7 @@ _MAY_CROSS = frozenset({"bert", "gpt2"})
 
 def reads_states(config: PretrainedConfig) -> bool:
     """Whether it is a decoder alone whose layers attend to an encoder's states."""
-    if read(config, "is_encoder_decoder", bool):
+    if pairs(config):
         return False
     crosses = read(config, "add_cross_attention", bool)
     return config.model_type in READS_STATES or bool(crosses)
@@ -123,13 +126,16 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
             f"{advice}"
         )
 
-    if read(config, "is_encoder_decoder", bool):
+    if pairs(config):
         advice = "use another family of docs/supported-models.md, such as T5, BART or Whisper"
         if kind not in seq2seq.SUPPORTED:
             refuse(REASONS.get(kind, "nobody has tried this kind of encoder-decoder"), advice)
         inner = decoder_of(config)
         if seq2seq.composed(config) and inner.model_type not in seq2seq.DECODERS:
             refuse(f"nobody has tried one with a decoder of {inner.model_type!r}", advice)
+        hears = seq2seq.encoder_of_sound(config)
+        if hears is not None and hears not in seq2seq.HEARING:
+            refuse(f"nobody has tried one with an encoder of {hears!r}", advice)
     if kind in REASONS:
         refuse(REASONS[kind])
     if kind in _ENCODERS and not read(config, "is_decoder", bool):
@@ -163,7 +169,7 @@ def check_pair(target: PretrainedConfig, drafts: Sequence[PretrainedConfig]) -> 
             "target (this one may be its draft)"
         )
     for draft in drafts:
-        if not target.is_encoder_decoder and (draft.is_encoder_decoder or reads_states(draft)):
+        if not pairs(target) and (pairs(draft) or reads_states(draft)):
             raise UnsupportedModel(
                 f"a {draft.model_type!r} draft model reads sources, which a {target.model_type!r} "
                 "target has not; use a decoder-only draft model"
@@ -177,7 +183,7 @@ def check_cut(target: PretrainedConfig, apart: bool) -> None:
 
     Raises UnsupportedModel.
     """
-    if target.is_encoder_decoder or reads_states(target):
+    if pairs(target) or reads_states(target):
         raise UnsupportedModel(
             f"a target that is cut for several processes reads text alone; got "
             f"{target.model_type!r}, which has an encoder; leave tensor_parallel out"

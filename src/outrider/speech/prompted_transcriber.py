@@ -54,6 +54,9 @@ class SoundPrompts(Protocol):
     def limits(self, most: int) -> StopConditions:
         """Where a text ends."""
 
+    def within(self, limits: StopConditions, sound: Inputs | MultiModalInputs) -> StopConditions:
+        """Where the text of this recording ends, at most as `limits` say."""
+
     def said(self, tokens: Sequence[int]) -> str:
         """The text of an answer."""
 
@@ -169,7 +172,8 @@ class PromptedTranscription(SegmentStream):
             seed = (settings.seed + number) % 2**64
             sampling = self._model.sampling(settings.temperatures[0], seed, prompt)
             told = Logprobs(law="shaped")
-            request = Request(prompt, sampling, self._limits, inputs, logprobs=told)
+            limits = self._model.within(self._limits, inputs)
+            request = Request(prompt, sampling, limits, inputs, logprobs=told)
             row = self._run.submit(request)
         except OutriderError as error:
             self._fail(one, error)

@@ -64,7 +64,10 @@ class MediaProcessor:
     placeholders: frozenset[int]
     trust: bool = False
     pixels_alone: bool = False  #: of an encoder that reads one image and no text
+    text_alone: bool = False  #: of an encoder that reads a text with an image, or without
     recordings_alone: bool = False  #: of an encoder that hears a recording and no text
+    moment: int = 0  #: samples of a recording that one token is read with; 0: with all of them
+    closers: frozenset[int] = frozenset()  #: token ids that belong to an image ahead of them
     ahead: ImageAhead | None = None  #: what the processor leaves to be put ahead of a prompt
 
     @cached_property
@@ -210,7 +213,7 @@ class MediaProcessor:
         if self.ahead is not None:  # tensors by token are of no other ids than the processor's
             ids = self.ahead.of(ids, beside.get("pixel_values"))
             beside = {name: value for name, value in beside.items() if name not in PER_TOKEN}
-        return ids, MultiModalInputs(beside, self.placeholders)
+        return ids, MultiModalInputs(beside, self.placeholders, self.closers)
 
     def made(self, call: Any, what: str) -> tuple[list[int], MultiModalInputs]:
         """What the processor makes of a prompt with images or sound."""

@@ -124,9 +124,10 @@ class PromptEncoder:
             return given
         media = self.media
         if media is not None and not media.recordings_alone and not is_features(given):
-            if not media.pixels_alone:
+            if media.pixels_alone:
+                given = media.pixels(given, number)
+            elif not media.text_alone or isinstance(given, Mapping) or has_media(given):
                 return self._seen(given, number)
-            given = media.pixels(given, number)  # for an encoder of images
         if is_features(given):
             features = torch.as_tensor(given, device=device)[None]
             there = 1 if features.dim() == 4 else features.shape[1]  # pixels are read as a whole
@@ -155,6 +156,11 @@ class PromptEncoder:
         device = self.target.device
         row = torch.tensor([ids], device=device)
         pixels = torch.as_tensor(beside.kwargs["pixel_values"], device=device)
+        if len(pixels) != 1:
+            raise PromptError(
+                f"the model's encoder reads one image beside a text; got {len(pixels)} in prompt "
+                f"{number}; give one prompt for each"
+            )
         return Inputs(row, pixels, torch.ones_like(row, dtype=torch.bool))
 
     def _started(self, answer: Text | None, number: int) -> list[int]:

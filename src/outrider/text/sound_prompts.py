@@ -12,7 +12,7 @@ from outrider.speech.audio import Samples
 from outrider.speech.vocabulary import language_name
 from outrider.text.decoder_prompt import ModelDefaults, ruled
 from outrider.text.media_processor import MediaProcessor
-from outrider.types import MultiModalInputs
+from outrider.types import Inputs, MultiModalInputs
 
 #: What is asked where a processor has no words of its own for it.
 INSTRUCTION = "Transcribe the speech of this recording word for word. Write nothing else."
@@ -42,6 +42,10 @@ class TranscribingModel:
     def limits(self, most: int) -> StopConditions:
         """Where a text ends."""
         return StopConditions(most, self.eos_ids)
+
+    def within(self, limits: StopConditions, sound: Inputs | MultiModalInputs) -> StopConditions:
+        """Where the text of this recording ends."""
+        return limits
 
     def text(self, tokens: Sequence[int]) -> str:
         """The words of an answer's tokens."""

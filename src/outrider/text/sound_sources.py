@@ -1,16 +1,17 @@
 """Transcription by encoder-decoders that hear a recording as their source: Moonshine, Canary."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.models.foreign_errors import first_line
 from outrider.speech.audio import Samples
 from outrider.text.sound_prompts import SECONDS, TranscribingModel
-from outrider.types import Inputs
+from outrider.types import Inputs, MultiModalInputs
 
 _FEATURES = ("input_features", "input_values")
 
@@ -37,18 +38,18 @@ class SourceTranscription(TranscribingModel):
             raise ConfigurationError(
                 f"{self.name} is told nothing ahead of a text; got initial_prompt; leave it out"
             )
-        if hasattr(self.tokenizer, "tgt_lang"):
-            raise ConfigurationError(
-                f"{self.name} writes in the language that its text begins with; got a recording "
-                "alone; give features and that token: generate(features, decoder_prompts=[[...]])"
-            )
         processor = self.media.processor
         asks = getattr(processor, "apply_transcription_request", None)  # Canary's
         told_language = asks is not None or hasattr(processor, "get_decoder_prompt_ids")  # Cohere's
-        if told_language and language is None:
+        by_token = hasattr(self.tokenizer, "tgt_lang")  # SeamlessM4T's
+        if (told_language or by_token) and language is None:
+            write = "eng" if by_token else "en"
             raise ConfigurationError(
-                f"{self.name} has to be told the language; got none; write language='en'"
+                f"{self.name} has to be told the language; got none; write language={write!r}"
             )
+        if by_token:
+            assert language is not None
+            return self._in_language(samples, language)
         if language is not None and not told_language:
             raise ConfigurationError(
                 f"{self.name} is not told the language; got language={language!r}; leave it out"
@@ -71,10 +72,25 @@ class SourceTranscription(TranscribingModel):
                 "longer sound"
             ) from error
 
+    def _in_language(self, samples: Samples, language: str) -> tuple[list[int], Inputs]:
+        """For a model whose text begins with the token of its language."""
+        word = f"__{language.strip('_')}__"
+        token = self.tokenizer.convert_tokens_to_ids(word)
+        if token in (None, self.tokenizer.unk_token_id):
+            raise ConfigurationError(
+                f"{self.name} is told a language as its tokenizer names it; got "
+                f"language={language!r}, and no token {word}; write one such as 'eng'"
+            )
+        reads = self.media.processor.feature_extractor
+        ids, source = self._read(reads(samples, sampling_rate=self.rate, return_tensors="pt"))
+        return [*ids, token], source
+
     def _read(self, made: Mapping[str, Any]) -> tuple[list[int], Inputs]:
         """What a processor made of one recording, without padding."""
         name = next(name for name in _FEATURES if name in made)
         features, seen = torch.as_tensor(made[name]), made.get("attention_mask")
+        if name == "input_values" and features.dim() == 3:  # of one channel
+            features = features[:, 0]
         if seen is not None:
             features = features[:, : int(torch.as_tensor(seen).sum())]
         there = torch.ones(1, features.shape[1], dtype=torch.bool)
@@ -83,6 +99,15 @@ class SourceTranscription(TranscribingModel):
             asked = torch.as_tensor(given)[0].tolist()
             ids = asked if asked[: len(ids)] == ids else [*ids, *asked]
         return ids, Inputs(None, features, there)
+
+    def within(self, limits: StopConditions, sound: Inputs | MultiModalInputs) -> StopConditions:
+        """Where the text of this recording ends: with it, if each token is read with a moment."""
+        if not self.media.moment:
+            return limits
+        assert isinstance(sound, Inputs)
+        moments = sound.mask_BS.shape[1] // self.media.moment
+        most = moments if limits.max_new_tokens is None else min(moments, limits.max_new_tokens)
+        return replace(limits, max_new_tokens=most)
 
     def said(self, tokens: Sequence[int]) -> str:
         """The text of an answer."""

@@ -8,14 +8,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-_CROSSED = "cross_attention_mask"  #: [1, L, images, tiles], of models with cross attention
+#: What each token sees of images, of models with cross attention to them: [1, L, images, tiles] or
+#: [1, L, images].
+SEEN = frozenset({"cross_attention_mask", "image_attention_mask"})
 _PLACES = "image_embeds_position_mask"  #: [1, L]: 1 where an image stands (Kosmos)
 _TYPES = "token_type_ids"  #: [1, L]: 0 for tokens that see each other (PaliGemma)
 #: Names of tensors [1, L, ...] that have a place for each token of the prompt.
 PER_TOKEN = frozenset(
     {
         "attention_mask",
-        _CROSSED,
+        *SEEN,
         _PLACES,
         "mm_token_type_ids",
         _TYPES,
@@ -55,6 +57,8 @@ class MultiModalInputs:
     kwargs        what the model's forward is given beside the ids, by name: pixel_values,
                   image_grid_thw, input_features...; tensors, or lists of them
     placeholders  token ids that stand for them in a prompt
+    closers       token ids that belong to an image they stand directly behind: MiniCPM-V 4.7 counts
+                  positions by such marks
 
     >>> inputs = MultiModalInputs({"pixel_values": torch.zeros(1, 3, 2, 2)}, frozenset({9}))
     >>> inputs.end((5, 9, 9, 6)), inputs.key((5, 9, 6))[0], inputs.key((5, 9, 6))[1] < 0
@@ -63,6 +67,7 @@ class MultiModalInputs:
 
     kwargs: Mapping[str, object]
     placeholders: frozenset[int]
+    closers: frozenset[int] = frozenset()
 
     def places(self, prompt: Sequence[int]) -> list[bool]:
         """Which of the prompt's tokens stand for images or sound."""
@@ -91,6 +96,8 @@ class MultiModalInputs:
     def end(self, prompt: Sequence[int]) -> int:
         """How many tokens of the prompt are read in one call; 0 if it has no placeholder."""
         last = self.last(prompt)
+        while last and last < len(prompt) and prompt[last] in self.closers:
+            last += 1
         return max(last, self.block) if last else 0
 
     @cached_property
@@ -99,7 +106,7 @@ class MultiModalInputs:
         found = hashlib.sha256()
         for name in sorted(self.kwargs):
             value = self.kwargs[name]
-            if name == _CROSSED and isinstance(value, Tensor):
+            if name in SEEN and isinstance(value, Tensor):
                 value = torch.unique_consecutive(
                     value, dim=1
                 )  # what is seen, not by how many tokens
@@ -114,7 +121,7 @@ class MultiModalInputs:
         digest = self.digest
         places = zip(prompt, self.places(prompt), strict=True)
         key = [digest if place else token for token, place in places]
-        if key and (_CROSSED in self.kwargs or self.block):
+        if key and (SEEN & set(self.kwargs) or self.block):
             # text ahead of an image reads otherwise beside it, and in a longer block
             key[0] = digest - (1 + prompt[0] + (self.block << 64) << 128)
         return tuple(key)

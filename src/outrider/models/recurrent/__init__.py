@@ -68,6 +68,7 @@ FAMILIES = frozenset(
         "minicpmv4_7",
         "minimax",
         "nemotron_h",
+        "nemotron_h_omni",
         "olmo_hybrid",
         "qwen3_5",
         "qwen3_5_moe",

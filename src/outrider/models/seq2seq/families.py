@@ -1,21 +1,28 @@
 """Encoder-decoders, and decoders of composites, that need more than slots and positions."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.moonshine.modeling_moonshine import MoonshineEncoderModelOutput
 from transformers.utils import ModelOutput
 
-from outrider.models.config import encoder_of
-from outrider.models.hf import Mask
+from outrider.models.config import encoder_of, read, states_width
+from outrider.models.hf import FULL, SLIDING, Mask
 from outrider.models.model_lock import alone, evaluating
-from outrider.models.seq2seq.input_modality import TextAndPixelInput, TextInput, by_length
+from outrider.models.module_tree import parts_of
+from outrider.models.seq2seq.input_modality import (
+    TextAndPixelInput,
+    TextInput,
+    by_length,
+    convolved,
+)
 from outrider.models.seq2seq.reader import EncoderReader
 from outrider.models.seq2seq.runner import Seq2SeqRunner
 from outrider.types import Encoded, Inputs, RowStore
@@ -24,7 +31,7 @@ from outrider.types import Encoded, Inputs, RowStore
 class StatesRunner(Seq2SeqRunner):
     """Runs the decoder through `ForCausalLM.forward`, with states that another model made."""
 
-    prefix = ""
+    prefix, states = "", "hidden_states"
 
     def __init__(self, model: PreTrainedModel, shares: bool = True) -> None:
         super().__init__(model, shares=True)
@@ -100,13 +107,20 @@ class MaskedStatesRunner(Seq2SeqRunner):
 
 
 class _ImageTextReader(EncoderReader):
+    """An encoder of text with an image's states in it."""
+
     def __init__(
         self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
     ) -> None:
         super().__init__(model, keeper, wide)
-        config = model.config
+        self.kind = self.modality(model.config)
+
+    def modality(self, config: PretrainedConfig) -> TextAndPixelInput:
+        """Florence-2's: made-up images have two by two states and their mean."""
         image = config.vision_config
-        self.kind = TextAndPixelInput(encoder_of(config), image, config.image_token_id)
+        side = 2 * math.prod(image.patch_stride)
+        shape = (read(image, "in_channels", int) or 3, side, side)
+        return TextAndPixelInput(encoder_of(config), config.image_token_id, shape, 5)
 
     def states(self, inputs: Inputs) -> Tensor:
         """What the model makes of text and image, by a call that decodes one token of no account"""
@@ -122,6 +136,47 @@ class Florence2Runner(Seq2SeqRunner):
     """Florence-2: BART's encoder reads a task with an image's states in it."""
 
     encoder = _ImageTextReader
+
+
+class _GemmaReader(_ImageTextReader):
+    def modality(self, config: PretrainedConfig) -> TextAndPixelInput:
+        """T5Gemma 2's: images of one size, or none."""
+        part = config.encoder
+        image, token = part.vision_config, config.image_token_id
+        shape = (int(image.num_channels), int(image.image_size), int(image.image_size))
+        return TextAndPixelInput(
+            encoder_of(config), token, shape, part.mm_tokens_per_image, text_alone=True
+        )
+
+
+class T5Gemma2Runner(Seq2SeqRunner):
+    """T5Gemma 2: one attention over the text and the source, whose masks are laid side by side."""
+
+    encoder = _GemmaReader
+
+    def masks(self, visible_BQW: Tensor, positions_BQ: Tensor, keys_BW: Tensor | None) -> Mask:
+        """A mask for each of its two types of layers, whether it has both or not."""
+        made = super().masks(visible_BQW, positions_BQ, keys_BW)
+        assert isinstance(made, dict)
+        return {**dict.fromkeys((FULL, SLIDING), next(iter(made.values()))), **made}
+
+    def _ask(
+        self,
+        tokens_BQ: Tensor,
+        past: EncoderDecoderCache | None,
+        source: dict[str, object],
+        mask: Mask | None = None,
+        positions_BQ: Tensor | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        """Beside our additive masks the source's is one, too, where all of it is there."""
+        if isinstance(mask, dict) and "attention_mask" not in source:
+            states = source["encoder_outputs"].last_hidden_state  # type: ignore[attr-defined]
+            rows, queries = tokens_BQ.shape
+            source = source | {
+                "attention_mask": states.new_zeros(rows, 1, queries, states.shape[1])
+            }
+        return super()._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
 
 
 class _ProjectedReader(EncoderReader):
@@ -160,30 +215,6 @@ class MoonshineStreamingRunner(MaskedStatesRunner):
         return super().given(states.clone(), seen)
 
 
-class RobertaRunner(Seq2SeqRunner):
-    """A decoder of the RoBERTa kin: the first token stands at `pad_token_id + 1`."""
-
-    def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
-        super().__init__(model, shares)
-        self.context -= self._first_position()
-
-    def _first_position(self) -> int:
-        return int(self.config.pad_token_id) + 1
-
-    def _ask(
-        self,
-        tokens_BQ: Tensor,
-        past: EncoderDecoderCache | None,
-        source: dict[str, object],
-        mask: Mask | None = None,
-        positions_BQ: Tensor | None = None,
-        taps: tuple[int, ...] = (),
-    ) -> ModelOutput:
-        if positions_BQ is not None:
-            positions_BQ = positions_BQ + self._first_position()
-        return super()._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
-
-
 def _counted(seen: Tensor) -> Tensor:
     """[B]: how many states are there, of a mask [B, T] or an additive one [B, 1, Q, T]."""
     return (seen[:, 0, 0] == 0 if seen.dim() == 4 else seen).sum(1)
@@ -216,3 +247,44 @@ class SpeechToTextRunner(Seq2SeqRunner):
             steps = torch.arange((states.shape[1] - 1) * leaves + 1, device=seen.device)
             source["attention_mask"] = (steps <= (there[:, None] - 1) * leaves).long()
         return source
+
+
+class ConvolvedRunner(Seq2SeqRunner):
+    """wav2vec 2.0 and its kin as encoders, SpeechT5: states of speech are said in samples."""
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """As many samples as make the states that are there: their number, which is what the
+        family makes of a mask before it counts states."""
+        source = super().given(states, None)
+        if seen is not None:
+            there = convolved(encoder_of(self.model.config), _counted(seen))
+            source["attention_mask"] = there[:, None]
+        return source
+
+
+class _VisionReader(EncoderReader):
+    def states(self, inputs: Inputs) -> Tensor:
+        """The states of images."""
+        with evaluating(self.model, self._parts):
+            states: Tensor = self.model.vision_model(**self.asked(inputs)).last_hidden_state
+        return states
+
+
+class BlipRunner(StatesRunner):
+    """BLIP: its forward wants the image at every call, so the decoder inside of it runs alone."""
+
+    def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
+        super().__init__(model.text_decoder)
+        self.whole, self.name = model, type(model).__name__
+        if not shares:
+            self.reader = _VisionReader(model, self.crossed, states_width(model.config))
+
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
+        """Logits of a whole text by the model's own means."""
+        if inputs is None or inputs.encoded is not None:
+            return super().plain(tokens_1Q, inputs)
+        assert isinstance(self.reader, EncoderReader), f"{self.name} has no encoder in use"
+        asked = self.reader.asked(inputs)
+        with evaluating(self.whole, parts_of(self.whole)):
+            logits: Tensor = self.whole(input_ids=tokens_1Q, **asked).logits
+        return logits

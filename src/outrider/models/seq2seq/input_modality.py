@@ -1,8 +1,7 @@
 """Kinds of sources that encoders read: what is one, how transformers is asked, made-up ones."""
 
-import math
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -234,43 +233,56 @@ class FlatPatchInput:
 
 
 class TextAndPixelInput(TextInput):
-    """Token ids with an image's places among them, and its pixels [B, C, H, W]: Florence-2."""
+    """Token ids with an image's places among them, and its pixels [B, C, H, W]."""
 
-    def __init__(self, config: PretrainedConfig, image: PretrainedConfig, token: int) -> None:
-        """`image` is the part of a configuration that reads images, `token` their placeholder."""
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        token: int,
+        shape: tuple[int, int, int],
+        places: int,
+        text_alone: bool = False,
+    ) -> None:
+        """`token` stands for an image; made-up ones have this shape and take so many places.
+
+        `text_alone` says whether a text may have none.
+        """
         super().__init__(config)
-        self.token = token
-        self.channels = read(image, "in_channels", int) or 3
-        self._side = 2 * math.prod(image.patch_stride)  # of made-up images: two by two states
+        self.token, self.shape, self.places, self.text_alone = token, shape, places, text_alone
 
     def examine(self, inputs: Inputs) -> None:
-        """Both, with a place for the image in every row."""
+        """Both, with a place for the image in every row; or a text that has none."""
         super().examine(inputs)
         assert inputs.ids_BS is not None
         places = (inputs.ids_BS == self.token).any(1)
+        if self.text_alone and inputs.features is None and not bool(places.any()):
+            return
         if inputs.features is None or inputs.features.dim() != 4 or not bool(places.all()):
             given = "no pixels" if inputs.features is None else "a text without a place for them"
             _refuse("an image and a text", given, "give what the model's own processor makes")
 
     def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         """Ids, mask and pixels."""
-        assert inputs.features is not None
-        return super().asked(inputs, dtype) | {"pixel_values": inputs.features.to(dtype)}
+        text = super().asked(inputs, dtype)
+        if inputs.features is None:
+            return text
+        return text | {"pixel_values": inputs.features.to(dtype)}
 
     def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
-        """Noise ahead of ids; an image's states and their mean."""
+        """Noise ahead of ids."""
         made, lengths = super().made_up(rows)
         assert made.ids_BS is not None
-        places = torch.full((rows, 5), self.token)
+        places = torch.full((rows, self.places), self.token)
         ids = torch.cat([places, made.ids_BS.masked_fill(made.ids_BS == self.token, 3)], 1)
-        lengths = [length + 5 for length in lengths]
-        pixels = _noise(rows, self.channels, self._side, self._side)
-        return Inputs(ids, pixels, there(lengths)), lengths
+        lengths = [length + self.places for length in lengths]
+        return Inputs(ids, _noise(rows, *self.shape), there(lengths)), lengths
 
 
 def modality_of(model: PreTrainedModel) -> InputModality:
     """What the encoder of this model reads."""
     config, name = encoder_of(model.config), model.main_input_name
+    if name == "inputs":  # of a composite: whatever its encoder reads
+        name = model.get_encoder().main_input_name
     if name == FlatPatchInput.name:
         return FlatPatchInput(config)
     if name == "pixel_values":
@@ -280,6 +292,8 @@ def modality_of(model: PreTrainedModel) -> InputModality:
         if frame:  # Moonshine's streaming form: frames, and two convolutions, 5 every 2
             samples = round(frame * config.sample_rate / 1000)
             return RecordingInput(name, 4 * samples, None, samples)
+        if read(config, "conv_kernel", (list, tuple)):
+            return RecordingInput(name, convolved(config, 1), None)
         # Moonshine's convolutions, 127 every 64, 7 every 3 and 3 every 2
         return RecordingInput(name, 64 * (3 * (3 - 1) + 7 - 1) + 127, None)
     if name == "input_ids":
@@ -293,6 +307,24 @@ def modality_of(model: PreTrainedModel) -> InputModality:
     if mels:  # Parakeet's encoder
         return RecordingInput(name, int(config.subsampling_factor), mels)
     return RecordingInput(name, 1, config.input_feat_per_channel * config.input_channels)
+
+
+Count = TypeVar("Count", int, Tensor)
+
+
+def convolved(config: PretrainedConfig, states: Count) -> Count:
+    """The least number of samples of which the convolutions of wav2vec 2.0 make so many states.
+
+    >>> from transformers import Wav2Vec2Config
+    >>> convolved(Wav2Vec2Config(), 1)
+    400
+    """
+    strides = list(zip(config.conv_kernel, config.conv_stride, strict=True))
+    if read(config, "add_adapter", bool):
+        strides += [(1, config.adapter_stride)] * config.num_adapter_layers
+    for kernel, stride in reversed(strides):
+        states = (states - 1) * stride + kernel
+    return states
 
 
 def by_length(inputs: Inputs) -> list[list[int]]:

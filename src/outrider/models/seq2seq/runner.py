@@ -181,6 +181,9 @@ class ByDistance:
         return lambda *_, **__: bias
 
 
+#: Types of decoders whose first token stands at `pad_token_id + 1`.
+BEHIND_PADDING = frozenset({"roberta", "xlm-roberta"})
+
 #: Types whose decoder looks at its mask in calls of several tokens alone: a lone token is taken to
 #: see all entries, and a cache with slots that are empty or another branch's has more.
 UNMASKED_ALONE = frozenset({"led"})
@@ -228,7 +231,12 @@ class Seq2SeqRunner(TransformersRunner):
     """Runs the decoder of an encoder-decoder through `ForConditionalGeneration.forward`."""
 
     # not `n_positions`: T5 checkpoints name it, but its bias reaches any distance
-    reaches = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
+    reaches = (
+        "max_target_positions",
+        "max_decoder_position_embeddings",
+        "max_text_positions",
+        "max_position_embeddings",
+    )
     prefix = "decoder_"  #: of the arguments that are the text's, not the source's
     states = "decoder_hidden_states"
     encoder: type[EncoderReader] = EncoderReader  #: what reads the sources
@@ -243,6 +251,10 @@ class Seq2SeqRunner(TransformersRunner):
         self.tracks = self.tracks or any(patch.by_key for patch in self._patches)
         wide, kind = states_width(model.config), StatesReader if shares else self.encoder
         self.reader: EncoderReader | StatesReader = kind(model, self.crossed, wide)
+
+    def _first_position(self) -> int:
+        behind = self.config.model_type in BEHIND_PADDING
+        return int(self.config.pad_token_id) + 1 if behind else 0
 
     def _takes_positions(self) -> bool:
         """Whether positions go by argument: by name, or by prefix to a decoder of its own kind."""
