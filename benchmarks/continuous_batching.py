@@ -11,7 +11,7 @@ import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -50,6 +50,24 @@ def pieces(
         yield time.process_time() - started
     told["sizes"] += Counter(run.stats.sizes)
     told["run"] = run.stats
+
+
+def line(
+    name: str,
+    took: Sequence[float],
+    plain: Sequence[float],
+    count: int,
+    same: bool,
+    sizes: Mapping[int, int],
+) -> str:
+    """One arm in words, by its processor seconds of `count` tokens in each round, and plain's."""
+    each = [1e3 * one / count for one in took]
+    over = [a / b for a, b in zip(plain, took, strict=True)]
+    return (
+        f"  {name}: {sum(each) / len(each):.2f} ms a token, {sum(over) / len(over):.3f} of "
+        f"plain [{min(over):.3f}, {max(over):.3f}], texts equal: {same}, "
+        f"sizes {dict(sorted(sizes.items()))}"
+    )
 
 
 def main() -> None:
@@ -97,15 +115,9 @@ def main() -> None:
                     took[name].append(spent[name])
         count = sum(map(len, seen["plain"]["texts"].values()))
         for name in arms:
-            each = [1e3 * one / count for one in took[name]]
-            over = [a / b for a, b in zip(took["plain"], took[name], strict=True)]
             same = seen[name]["texts"] == seen["plain"]["texts"]
-            print(
-                f"  {name}: {sum(each) / len(each):.2f} ms a token, {sum(over) / len(over):.3f} of "
-                f"plain [{min(over):.3f}, {max(over):.3f}], texts equal: {same}, "
-                f"sizes {dict(sorted(seen[name]['sizes'].items()))}",
-                flush=True,
-            )
+            sizes = seen[name]["sizes"]
+            print(line(name, took[name], took["plain"], count, same, sizes), flush=True)
 
 
 if __name__ == "__main__":

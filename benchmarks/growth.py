@@ -35,33 +35,12 @@ from outrider.drafters import PromptLookup, Root
 from outrider.engine.speculation_policy import Adaptive
 from outrider.models import prefill
 from outrider.models.heads import Eagle3, Eagle3Config, save
-from outrider.models.heads.autoregressive_head import HeadCache
 
-READ = 64  #: tokens of a prompt that are read
 MOST = 20  #: tokens of a step
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]
 PLAIN, COPIES, RECALL, HEAD = "plain", "copies", "recall", "head"
 MARGIN = 1.1  #: of the bytes' growth: above it a term is marked
 LEAST = 0.97  #: of plain decoding's speed
-
-
-def filled(model: Any, cache: Any, tokens_BL: torch.Tensor, count: int, **how: Any) -> list[Any]:
-    """In place of `prefill.ingest`: the first tokens and the last are read, and stand for all."""
-    if count <= READ + 1 or isinstance(cache, HeadCache):  # a head of one layer reads fast
-        return INGEST(model, cache, tokens_BL, count, **how)
-    states = INGEST(model, cache, tokens_BL, READ, **how)
-    INGEST(model, cache, tokens_BL, count, **how | {"start": count - 1})
-    for stack in cache.stacks:
-        first = stack[:, :, :, :READ]
-        for at in range(READ, count, READ):
-            stack[:, :, :, at : min(at + READ, count)] = first[:, :, :, : min(READ, count - at)]
-    if not states:
-        return []
-    rows = -(-count // READ)
-    return [tuple(state.repeat(1, rows, 1)[:, :count] for state in states[0])]
-
-
-INGEST = prefill.ingest
 
 
 def untrained(target: Any, folder: str) -> str:
@@ -122,10 +101,7 @@ def begun(
     room = length + MOST * steps + engine.drafter.shapes[0].max_nodes
     run = EngineRun(engine, rows, min(room, engine.target.context))
     run.submit_all(requests)
-    with (
-        mock.patch("outrider.engine.batch.ingest", filled),
-        mock.patch("outrider.drafters.tree_drafting.loop.ingest", filled),
-    ):
+    with prefill.skimming():
         while len(run.phases) < rows or any(phase != "decoding" for phase in run.phases):
             run.step()
             if run.stats.engine_steps:
@@ -182,7 +158,7 @@ def measured(
 
 def bytes_read(engine: Engine, weights: int, rows: int, length: int) -> int:
     """Of a plain step: the weights once, keys and values of every row."""
-    batch = begun(engine, 1, READ, 1).batch
+    batch = begun(engine, 1, prefill.READ, 1).batch
     assert batch is not None
     stacks = batch.cache.stacks  # [planes, rows, heads, slots, size]
     each = sum(one.shape[0] * one.shape[2] * one.shape[4] * one.element_size() for one in stacks)

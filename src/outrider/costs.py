@@ -108,10 +108,20 @@ class Costs:
         return _mixed(known[max(right - 1, 0) : right + 1], some, rows)
 
     def _measured(self, rows: int, context: int) -> Curve:
-        """The curve of measured rows at a context."""
+        """The curve of measured rows at a context.
+
+        Where many rows were measured at one context alone, each adds what a row adds by itself.
+        """
         by_context = self.times[rows]
         known = sorted(by_context)
-        return _mixed(known, [by_context[each] for each in known], context)
+        curve = _mixed(known, [by_context[each] for each in known], context)
+        if len(known) > 1 or rows == 1 or len(self.times.get(1, ())) < 2:
+            return curve
+        here, there = self._measured(1, context), self._measured(1, known[0])
+        each = zip(*curve, strict=True)
+        return Curve.of(
+            {n: t + rows * (here.milliseconds(n) - there.milliseconds(n)) for n, t in each}
+        )
 
     def read_on(self, tokens: int, rows: int) -> float:
         """What a draft model needs to read so many tokens of every row that it has not read.

@@ -10,6 +10,7 @@ import torch
 
 from outrider.drafters.recipes import DrafterParts
 from outrider.engine.engine import Engine
+from outrider.engine.speculation_policy import measure
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel, usable_file
 from outrider.lazy import collect_as_usual, uncollected
 from outrider.load_config import LoadConfig
@@ -253,7 +254,7 @@ def calibrate_steps(
         return Engine(target, drafter, rule, planner, resolved.step_costs)
     sources = resolved.sources
     about: tuple[object, ...] = (setting, resolved.place, drafter.name, drafter.shapes, rule)
-    about += (sources[0].shards,)
+    about += (sources[0].shards, measure.CONTEXTS)
     if resolved.place.type == "cuda":  # as graphs, steps cost a fraction of what they did
         about += ("graphs",)
     key = calibrate.key(*(source.config for source in sources), about=repr(about))

@@ -265,12 +265,22 @@ READING = Costs(COSTS.times, {1: 1.0})
 
 
 @pytest.mark.parametrize(
-    ("budget", "unread", "drafts"),
-    [(20, 30, False), (20, 0, True), (400, 30, True), (None, 30, True), (None, 400, False)],
+    ("usual", "budget", "unread", "drafts"),
+    [
+        (400, 20, 30, False),
+        (20, 400, 30, False),  # a budget says nothing of how much is written
+        (20, 400, 0, True),
+        (400, 400, 30, True),
+        (256, None, 30, True),
+        (256, None, 400, False),
+    ],
 )
-def test_what_is_read_first_has_to_be_worth_it(budget, unread, drafts):
+def test_what_is_read_first_has_to_be_worth_it(usual, budget, unread, drafts):
     view = BatchView(rows_of(4, budget), 4, unread=unread)
-    assert (Adaptive().plan(Adaptive().open(CHAIN, READING), view).max_depth > 0) == drafts
+    state = Adaptive().open(CHAIN, READING)
+    for _ in range(3):
+        state.credit.ended(usual)
+    assert (Adaptive().plan(state, view).max_depth > 0) == drafts
 
 
 def test_a_look_that_loses_much_is_waited_for_longer():
@@ -286,7 +296,7 @@ def test_a_look_that_loses_much_is_waited_for_longer():
 # ------------------------------------------------------------ what is measured
 
 
-def test_batches_are_measured_at_both_contexts_and_reading_by_tokens(monkeypatch):
+def test_one_row_is_measured_behind_a_long_text_and_reading_by_tokens(monkeypatch):
     """By a clock that counts the tokens which the draft model is fed."""
     target, small = pair(vocab=64)
     read = tokens_read(monkeypatch, small)
@@ -294,8 +304,10 @@ def test_batches_are_measured_at_both_contexts_and_reading_by_tokens(monkeypatch
     monkeypatch.setattr(measure, "_clock", lambda device: 1e-3 * (next(calls) + sum(read)))
     monkeypatch.setattr(measure, "CONTEXTS", (8, 24))
     monkeypatch.setattr(measure, "ENOUGH", 1)
-    costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 2)
-    assert sorted(costs.times[2]) == [8, 24]
+    engine = Engine(target, DraftModel(small, (1, 1)), None, "adaptive")
+    costs = MEASURED(engine, 2)
+    assert sorted(costs.times[2]) == [8]  # what a row adds by its length, it adds beside others
+    assert sorted(MEASURED(engine, 1).times[1]) == [8, 24]
     assert costs.reading == {2: pytest.approx(2.0)}
     copies = MEASURED(Engine(target, PromptLookup(2), None, "adaptive"), 2)
     assert copies.reading == {2: 0.0}

@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from outrider.costs import Costs
+from outrider.costs import Costs, Curve
+from outrider.engine.request import Request
+from outrider.engine.speculation_policy import Adaptive, BatchView, PlannedRow
 from outrider.engine.speculation_policy.estimates import CostModel
 from outrider.types import PLAIN, DraftShape
 
@@ -60,3 +62,31 @@ def test_what_a_size_takes_of_few_rows_says_nothing_of_many(slow, other):
         pricing.took(nodes, rows, 0, factor * pricing.step(nodes, rows, 0))
     assert pricing.step(5, slow, 0, corrected=True) > 1.2 * pricing.step(5, slow, 0)
     assert pricing.step(5, other, 0, corrected=True) < 1.1 * pricing.step(5, other, 0)
+
+
+LONG = Costs({1: {64: Curve.of({1: 20.0, 5: 22.0}), 2048: Curve.of({1: 24.0, 5: 40.0})}})
+
+
+def test_nodes_that_are_nearly_free_behind_a_short_text_are_dear_behind_a_long_one():
+    """On the line through both lengths, and on it behind the longer one."""
+    pricing = CostModel(LONG, DRAFTS)
+    for length in (64, 1088, 2048, 16448):
+        assert pricing.of(1, length).more[-1] == pytest.approx(2 + 14 * (length - 64) / 1984)
+    state = Adaptive().open([*DRAFTS, PLAIN], LONG)
+    told = [0.0, 0.3, 0.5, 0.65, 0.75]
+
+    def depth(length):
+        row = PlannedRow(0, Request([1] * length), length, lambda: told)
+        return Adaptive().plan(state, BatchView([row])).max_depth
+
+    assert [depth(length) for length in (64, 16384)] == [4, 0]
+
+
+def test_rows_that_were_measured_at_one_length_add_what_one_adds_alone():
+    four = Costs({4: {64: Curve.of({1: 30.0, 5: 50.0})}})
+    both = LONG.joined(four)
+    assert both.milliseconds(5, 4, 64) == 50.0
+    assert both.milliseconds(5, 4, 2048) == pytest.approx(50.0 + 4 * 18.0)
+    assert both.milliseconds(1, 4, 2048) == pytest.approx(30.0 + 4 * 4.0)
+    assert four.milliseconds(5, 4, 2048) == 50.0  # nothing is known of it
+    assert Costs.parsed(both.text()).milliseconds(1, 4, 2048) == both.milliseconds(1, 4, 2048)

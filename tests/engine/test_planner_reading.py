@@ -30,28 +30,31 @@ class Requests:
     def kept(self, depth):
         return next((at for at in range(depth) if self.draws.random() > self.chance), depth)
 
-    def one(self, prompt, budget):
-        """Tokens drafted, and how many times plain decoding's speed it had."""
-        state = self.planner.open(CHAIN, PAIR)
+    def one(self, prompt, budget, end=None):
+        """Tokens drafted, and how many times plain decoding's speed it had.
+
+        `end` is where its text stops, if not at its budget.
+        """
+        end, state = end or budget, self.planner.open(CHAIN, PAIR)
         limits = StopConditions(budget)
         request = Request([1] * prompt, SamplingParams(self.temperature, seed=1), limits)
         wrote, unread, took, drafted, tokens = 1, prompt, 0.0, 0, [1]
-        while wrote < budget:
+        while wrote < end:
             rows = [PlannedRow(0, request, prompt + wrote)]
             shape = self.planner.plan(
                 state, BatchView(rows, free=not self.temperature, unread=unread)
             )
             depth = shape.max_depth
-            got = min(self.kept(depth), budget - wrote - 1)
+            got = min(self.kept(depth), end - wrote - 1)
             took += PAIR.milliseconds(depth + 1)
             took += READING * unread if depth else 0.0
             unread = 0 if depth else unread + 1
             wrote, drafted = wrote + got + 1, drafted + depth
             tokens = [5] * (got + 1)
-            end = "length" if wrote >= budget else None
-            block = StepOutput(0, tokens, got, end, depth)
+            reason = "length" if wrote >= end else None
+            block = StepOutput(0, tokens, got, reason, depth)
             self.planner.learn(state, StepReport([block], depth + 1, depth, 0.0))
-        return drafted, (budget - 1) * PAIR.milliseconds(1) / took
+        return drafted, (end - 1) * PAIR.milliseconds(1) / took
 
 
 @pytest.mark.parametrize("budget", [512, 1024])
@@ -81,6 +84,22 @@ def test_no_request_pays_much_for_a_draft_that_does_not_pay(chance, budget):
     found = [requests.one(160, budget) for _ in range(40)]
     assert min(speed for _, speed in found) > 0.97
     assert sum(1 / speed for _, speed in found) / 40 < 1.01
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.6, 0.97])
+def test_texts_far_shorter_than_their_budgets_pay_for_nothing(chance):
+    requests = Requests(chance)
+    found = [requests.one(160, 1024, 40 + 10 * (number % 3)) for number in range(60)]
+    assert min(speed for _, speed in found) > 0.97
+
+
+def test_a_text_that_ends_early_among_long_ones_is_the_only_one_that_pays():
+    """A draft that pays is read for at once where requests are long."""
+    requests = Requests(0.97)
+    for _ in range(8):
+        requests.one(160, 1024, 512)
+    assert requests.one(160, 1024, 40)[1] < 1
+    assert min(requests.one(160, 1024, 512)[1] for _ in range(4)) > 1.08
 
 
 def test_short_requests_alone_are_never_looked_at():

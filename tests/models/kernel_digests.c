@@ -139,6 +139,7 @@ int main(void) {
             attention(1, 9, 4, 4, 32, 64, tree, is_half);
             attention(1, 20, 2, 1, 256, 90, tree, is_half);
             attention(1, 3, 2, 2, 16, 40, tree, is_half);
+            attention(2, 3, 6, 2, 64, 900, tree, is_half);
         }
     for (int is_half = 1; is_half >= 0; is_half--) {
         between(3, 48, is_half);

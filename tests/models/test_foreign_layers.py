@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from outrider import SamplingParams, Stop, load
 from outrider.models import TransformersRunner, foreign_layers
 from tiny import llama
 
@@ -60,3 +61,31 @@ def test_a_float32_target_with_such_layers_says_so(way_back):
     half.extra = Linear4bit()
     assert TransformersRunner(half).means == "the model's own forward"
     assert half.extra.support_avx512bf16_for_cpu, "half precision is judged as such"
+
+
+def test_weights_that_wait_for_the_first_call_are_unpacked_at_load():
+    """As compressed-tensors does: a hook ahead of the first forward makes the layers' weights."""
+    model, whole = llama(), llama()
+    layers = [m for m in model.modules() if type(m) is nn.Linear]
+    packed = [(layer, layer.weight) for layer in layers]
+    for layer in layers:
+        del layer.weight
+
+    class Compressor:
+        def decompress_model(self, model):
+            for layer, weight in packed:
+                layer.weight = weight
+            model.ct_decompress_hook.remove()
+            del model.ct_decompress_hook
+
+    model.hf_quantizer = SimpleNamespace(compressor=Compressor())
+    model.ct_decompress_hook = model.register_forward_pre_hook(
+        lambda model, _: model.hf_quantizer.compressor.decompress_model(model)
+    )
+    found, own = (load(one, drafter="recall", dtype="float32", threads=1) for one in (model, whole))
+    texts = [
+        one.generate([[5, 6, 7, 5, 6]], SamplingParams(0), Stop(12)).completions[0].token_ids
+        for one in (found, own)
+    ]
+    assert texts[0] == texts[1]
+    assert not foreign_layers.unpack(model)

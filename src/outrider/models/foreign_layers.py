@@ -1,5 +1,8 @@
 """Quantised layers of other libraries, set to compute as the model around them does.
 
+compressed-tensors unpacks a checkpoint's weights in the model's first forward, in a hook that is
+gone behind it: what is read of the layers before that is not there yet, so it is called at load.
+
 bitsandbytes multiplies 4-bit weights by a kernel of bfloat16 products where the processor has them
 (AVX-512 BF16), whatever the model's dtype: what a layer is given is rounded to 8 bits of mantissa,
 and where the last bit of a float32 sum decides how, a node's score follows what else is in the call
@@ -35,6 +38,20 @@ def compute_in_float32(model: nn.Module) -> int:
         _laid_out_again(module)
         changed += 1
     return changed
+
+
+def unpack(model: nn.Module) -> bool:
+    """Let compressed-tensors unpack weights that wait for a model's first call; whether any did.
+
+    >>> unpack(nn.Linear(4, 4))
+    False
+    """
+    compressor = read(read(model, "hf_quantizer", object), "compressor", object)
+    if read(model, "ct_decompress_hook", object) is None or compressor is None:
+        return False
+    method: Any = compressor
+    method.decompress_model(model)
+    return True
 
 
 #: Whether a layer lays its weights out for that kernel at its first call.

@@ -1,12 +1,15 @@
 """How prompts enter a cache, and how wide a cache a call sees: shared by the step and drafters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
+from outrider.models.cache import SlotCache
 from outrider.models.recurrent.call import has_states
 from outrider.tree import numbers, visible
 from outrider.types import LanguageModel, Nodes, RowHints, Tree
@@ -47,6 +50,9 @@ R = TypeVar("R")
 
 #: Prompt tokens per prefill call, which bounds the mask's size.
 CHUNK = 512
+READ = 64  #: tokens of a text that are read where it is skimmed
+
+_skims: ContextVar[bool] = ContextVar("_skims", default=False)
 
 
 def width(model: LanguageModel, bound: int, nodes: int, capacity: int) -> int:
@@ -66,6 +72,22 @@ def inference(verb: Callable[P, R]) -> Callable[P, R]:
             return verb(*args, **kwargs)
 
     return run
+
+
+@contextmanager
+def skimming() -> Iterator[None]:
+    """In here the first tokens of a long text are read and its last; copies of their entries stand
+    for the rest, behind which a step takes as long as behind a text that was read."""
+    before = _skims.set(True)
+    try:
+        yield
+    finally:
+        _skims.reset(before)
+
+
+def skimmable(cache: object) -> TypeGuard[SlotCache]:
+    """Whether entries may stand for others in this cache: there are no states in it."""
+    return type(cache) is SlotCache and cache.recurrent is None
 
 
 @inference
@@ -89,6 +111,8 @@ def ingest(
     """
     device = tokens_BL.device
     rows = tokens_BL.shape[0]
+    if _skims.get() and count - start > READ + 1 and known is None and skimmable(cache):
+        return _skimmed(model, cache, tokens_BL, count, settled_B, start, taps)
     states: list[tuple[Tensor, ...]] = []
     lines = {} if known is None else known.stops(model, cache, start)
     cuts = {*range(start + CHUNK, count, CHUNK), *(line for line in lines if line < count), count}
@@ -105,6 +129,25 @@ def ingest(
             known.mark(model, cache, lines[stop], stop)
         first = stop
     return states
+
+
+def _skimmed(
+    model: LanguageModel,
+    cache: SlotCache,
+    tokens_BL: Tensor,
+    count: int,
+    settled_B: Tensor,
+    start: int,
+    taps: tuple[int, ...],
+) -> list[tuple[Tensor, ...]]:
+    """`ingest` of a text that is skimmed; states are the last token's, again and again."""
+    ingest(model, cache, tokens_BL, READ, settled_B=settled_B, start=start)
+    last = ingest(model, cache, tokens_BL, count, settled_B=settled_B, start=count - 1, taps=taps)
+    for stack in cache.stacks:
+        for at in range(max(start, READ), count - 1, READ):
+            stop = min(at + READ, count - 1)
+            stack[:, :, :, at:stop] = stack[:, :, :, : stop - at]
+    return [tuple(state.repeat(1, count - start, 1) for state in states) for states in last]
 
 
 @inference

@@ -25,6 +25,7 @@ from outrider.models import (
     TreeDecoder,
     adapt,
     auto_classes,
+    foreign_layers,
     gguf,
     linear,
     load_checks,
@@ -182,6 +183,7 @@ class ModelSource:
         that `shares` attends to the states of the target's encoder.
         """
         loaded = self.model(setting.dtype, device)
+        foreign_layers.unpack(loaded)
         try:
             return self._checked(loaded, setting, vocab, shares)
         except NumericalError as error:

@@ -38,7 +38,6 @@ from outrider.types import DraftShape
 SURE = 2.0  #: what reading must be expected to bring, of what it takes, by a guess
 KNOWN, SURE_KNOWN = 32, 1.5  #: looks behind which it is no guess, and what it must bring then
 LOOK = 0.25  #: of reading: what the first look behind it may cost
-AHEAD = 256  #: tokens that a row without a budget is expected to write yet
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
 ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too little is not asked
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
@@ -251,6 +250,9 @@ class Adaptive:
             memory.emitted(len(block.token_ids), plain_steps)
             if block.finish_reason is not None:
                 del state.rows[block.row]
+                if view.free:
+                    wrote = {row.number: row.length - len(row.request.prompt) for row in view.rows}
+                    state.credit.ended(wrote.get(block.row, 0) + len(block.token_ids))
         if view.free and step.milliseconds is not None:
             prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
@@ -302,7 +304,8 @@ def _jointly(
         each = 1 + total[best] / len(rows)
         worth = total[best] - rate * prices.more[best]
         known = min(state.pool.looks(memory.greedy) for memory in memories) >= KNOWN
-        if worth * _ahead(rows) / each < (SURE_KNOWN if known else SURE) * reading:
+        ahead = sum(map(state.credit.ahead, rows)) / len(rows)
+        if worth * ahead / each < (SURE_KNOWN if known else SURE) * reading:
             best = -1
     if best >= 0:
         state.wait.reset()
@@ -329,8 +332,9 @@ def _look(state: AdaptiveState, prices: StepPrices, rate: float) -> int:
     reading, plain = rate * state.reading, rate * prices.plain
     fitting = [at for at, more in enumerate(prices.more) if rate * more <= LOOK * reading]
     look = max(fitting, default=0)
-    loses, ahead = reading + rate * prices.more[look], _ahead(rows) * len(rows)  # tokens
-    return look if state.credit.spend(loses / plain, ahead / plain) else -1
+    loses = reading + rate * prices.more[look]  # tokens
+    writes = sum(map(state.credit.writes, rows))
+    return look if state.credit.spend(loses / plain, writes / plain) else -1
 
 
 def _who(state: AdaptiveState) -> tuple[int, ...]:
@@ -346,12 +350,6 @@ def _due(state: AdaptiveState, loses: float) -> bool:
     due = state.wait.over(loses)
     state.rests, state.loses = () if due or len(state.view.rows) == 1 else _who(state), loses
     return due
-
-
-def _ahead(rows: Sequence[PlannedRow]) -> float:
-    """Tokens that a row has yet to write, on average."""
-    left = [AHEAD if row.left is None else row.left for row in rows]
-    return sum(left) / len(left)
 
 
 def _apart(

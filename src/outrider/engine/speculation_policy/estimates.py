@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from math import sqrt
 from operator import mul
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import NamedTuple, TypeAlias
 
 from outrider.costs import Costs, between
@@ -145,6 +145,7 @@ SUPPLY = 2.0  #: steps for which a drafter is believed to find something wheneve
 FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
 RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it was waited for
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
+RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
 VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
@@ -185,7 +186,8 @@ class ReadingCredit:
     """What looks may cost where a draft model has to read a prompt before it can be looked at.
 
     Plain steps of all requests earn it, so that finding out costs `RISK` of them; it doubles with
-    every look that was in vain. No request pays more than `WORST` of what it has yet to write.
+    every look that was in vain. No request pays more than `WORST` of what it writes: of what it has
+    written by then, or of what three of four of the last `RECALLED` requests wrote.
 
     >>> credit = ReadingCredit()
     >>> credit.spend(12.0, 512), credit.earn(700), credit.spend(12.0, 192), credit.spend(12.0, 512)
@@ -194,22 +196,59 @@ class ReadingCredit:
     (None, False, None, True)
     """
 
-    __slots__ = ("_steps", "_vain")
+    __slots__ = ("_lengths", "_steps", "_vain")
 
     def __init__(self) -> None:
         self._steps, self._vain = 0.0, 1
+        self._lengths: deque[int] = deque(maxlen=RECALLED)
 
     def earn(self, steps: float) -> None:
         """So many plain steps were made."""
         self._steps += steps
 
-    def spend(self, loses: float, ahead: float) -> bool:
+    def ended(self, tokens: int) -> None:
+        """A request has written so many."""
+        self._lengths.append(tokens)
+
+    @property
+    def _shows(self) -> bool:
+        return len(self._lengths) >= FEWEST
+
+    def writes(self, row: PlannedRow) -> int:
+        """Tokens that a row writes in all, to count on: its budget may be larger than any text.
+
+        >>> from outrider.engine.request import Request
+        >>> row, credit = PlannedRow(0, Request([1, 2]), 12), ReadingCredit()
+        >>> credit.writes(row), [credit.ended(n) for n in (90, 70, 80)], credit.writes(row)
+        (10, [None, None, None], 70)
+        """
+        written, left = row.length - len(row.request.prompt), row.left
+        usual = sorted(self._lengths)[len(self._lengths) // 4] if self._shows else 0
+        return max(written, usual if left is None else min(usual, written + left))
+
+    def ahead(self, row: PlannedRow) -> float:
+        """Tokens that a row is expected to write yet.
+
+        As many as half of the last requests wrote; and one that has written much, or whatever the
+        first ones are, as much again as it has written.
+
+        >>> from outrider.engine.request import Request
+        >>> row, credit = PlannedRow(0, Request([1, 2]), 12), ReadingCredit()
+        >>> credit.ahead(row), [credit.ended(n) for n in (90, 70, 80)], credit.ahead(row)
+        (10.0, [None, None, None], 70.0)
+        """
+        written, left = row.length - len(row.request.prompt), row.left
+        usual = median(self._lengths) if self._shows else 0.0
+        expected = max(float(written), usual - written)
+        return float(expected if left is None else min(expected, left))
+
+    def spend(self, loses: float, writes: float) -> bool:
         """Whether there may be a look now.
 
-        loses  plain steps that it loses at most
-        ahead  plain steps that the request has before it
+        loses   plain steps that it loses at most
+        writes  plain steps that the request is sure to be worth
         """
-        if loses > WORST * ahead or loses * self._vain > RISK * self._steps:
+        if loses > WORST * writes or loses * self._vain > RISK * self._steps:
             return False
         self._steps, self._vain = 0.0, min(2 * self._vain, VAIN)
         return True

@@ -9,8 +9,13 @@ else it does. More nodes never cost less, as fewer could be padded.
 A start has a budget (`models.budget`). Under one that ends early fewer sizes are timed, one, three
 and six nodes at least, which show how a step grows. A line is drawn between them, and behind them
 nodes cost in proportion: more can be cut into calls of six, so they never cost more, and a step
-that is flat so far need not stay so. A longer context then costs what the short one does, as the
-weights are most of what is read.
+that is flat so far need not stay so.
+
+Keys and values of a text are read anew in every step, and attention to them takes as long for each
+node more where it is arithmetic that takes the time: a tree that is nearly free behind a short text
+costs several plain steps behind a long one. So one row is timed behind a long text, too, of which
+most is copies of a few read tokens, and other lengths are on the line through both. What a row adds
+by its length is its own: more rows add as much each.
 """
 
 import random
@@ -27,23 +32,27 @@ from outrider.engine.draft_room import DraftRoom
 from outrider.engine.request import Request, StopConditions
 from outrider.engine.step import GraphedStep, commit, propose, score
 from outrider.models import budget
-from outrider.models.prefill import inference
+from outrider.models.prefill import inference, skimmable, skimming
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import PLAIN, Drafter, DraftShape, Foreseeing, LanguageModel, Verdict
 
 #: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours, sixes and eights,
 #: and what a step costs jumps behind these.
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 32, 64)
-FEW = (3, 5, 9, 17, 32)  #: at contexts behind the first, where only what they add is measured
+FEW = (3, 5, 9, 17, 32)  #: behind a long text, where only what it adds is measured
 KEY = (3, 6)  #: what is timed beside a plain step where there is time for little
-CONTEXTS = (64, 448)  #: committed tokens of a row
+CONTEXTS = (64, 2048)  #: committed tokens of a row; the second of one row alone
+READ_ALL = 448  #: the second, where every token of it has to be read
+ENTRIES = 1 << 26  #: bytes of keys and values of the second, or it is shorter
 UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
 ROUNDS, ENOUGH = 3, 8  #: looks at each size behind the one that warms up, at least and at most
 IN_A_START = 2  #: of them, at least, under a budget that ends
 SECONDS = 1.0  #: that more looks than the least may take
 MOST_ROWS = 16  #: of a batch that is measured
 _ROUND = 6.0  #: times a plain step, for each size: what two rounds take, copies included
-_LONGER = 60.0  #: times a plain step: what measuring at a longer context takes at least
+_LONGER = 30.0  #: times a plain step: what measuring behind a long text takes, and twice that,
+#: where every token of it is read
+_FIRST = 0.6  #: of a budget that ends: for the short text
 _PERIOD = 29  #: tokens of the made-up text before it repeats itself
 _IN_A_ROW = 4  #: steps that are timed together on a device
 _MOST_NODES = 512  #: of all rows together; what lies above is as between the last two sizes
@@ -96,30 +105,40 @@ def upto(max_num_seqs: int) -> list[int]:
 
 @inference
 def measured(engine: Stepping, rows: int) -> Costs:
-    """Milliseconds of a step of so many rows, by nodes and context."""
+    """Milliseconds of a step of so many rows, by nodes; of one row by its context, too."""
     allowed = budget.current()
     most = max(shape.max_nodes for shape in engine.shapes)
-    room = engine.target.context - most - 1
-    fitting = [each for each in CONTEXTS if each <= room] or [max(room, 1)]
-    batch = _made_up(engine, rows, fitting[0])
-    first = _curve(engine, batch, SIZES)
-    found = {fitting[0]: first}
-    for context in fitting[1:]:
-        if allowed.left < _LONGER * first.times[0] / 1e3:
-            break
-        batch = _made_up(engine, rows, context)
-        some = _curve(engine, batch, FEW)
+    room = max(engine.target.context - most - 1, 1)
+    short = min(CONTEXTS[0], room)
+    batch = _made_up(engine, rows, short)
+    long = min(_long(batch.cache), room)
+    alone = rows > 1 or long <= short or long < min(READ_ALL, CONTEXTS[-1])
+    with allowed.part(1.0 if alone else _FIRST):
+        first = _curve(engine, batch, SIZES)
+    found, reading = {short: first}, _reading(engine, batch)
+    steps = _LONGER if skimmable(batch.cache) else 2 * _LONGER
+    if not alone and allowed.left >= steps * first.times[0] / 1e3:
+        some = _curve(engine, _made_up(engine, rows, long), KEY if allowed.limited else FEW)
         each = zip(some.at, some.times, strict=True)
         longer = Curve.of({n: max(took - first.milliseconds(n), 0.0) for n, took in each})
-        found[context] = Curve.of(
+        found[long] = Curve.of(
             {n: took + longer.milliseconds(n) for n, took in zip(*first, strict=True)}
         )
-    return Costs({rows: found}, {rows: _reading(engine, batch)})
+    return Costs({rows: found}, {rows: reading})
+
+
+def _long(cache: object) -> int:
+    """Tokens of a long text: as many as show what attention takes, and copy fast."""
+    least = min(READ_ALL, CONTEXTS[-1])
+    if not skimmable(cache):
+        return least
+    each = sum(stack[:, :1, :, :1].nbytes for stack in cache.stacks)
+    return min(CONTEXTS[-1], max(least, ENTRIES // max(each, 1)))
 
 
 def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
     """By nodes of a row."""
-    shapes = _timed(engine.shapes, batch.rows, sizes)
+    shapes = _timed(engine.shapes, batch.rows, sizes, largest=max(sizes) > max(KEY))
     device, step = torch.device(engine.target.device), engine.stepper()
     allowed = budget.current()
 
@@ -288,11 +307,12 @@ def _timed(
 
 
 def _made_up(engine: Stepping, rows: int, context: int) -> Batch:
-    """So many rows of one text that repeats itself, read once."""
+    """So many rows of one text that repeats itself, read once, if at all."""
     target, draws = engine.target, random.Random(0)
     period = [draws.randrange(target.vocab_size) for _ in range(_PERIOD)]
     text = (period * (context // _PERIOD + 1))[:context]
     most = max(shape.max_nodes for shape in engine.shapes)
     request = Request(text, SamplingParams(seed=0), StopConditions(), target.probe(1))
     capacity = target.width(context + 2 * most)
-    return begin(target, engine.drafter, [request], capacity).take([0] * rows)
+    with skimming():
+        return begin(target, engine.drafter, [request], capacity).take([0] * rows)

@@ -1,162 +1,26 @@
 /* Attention of a Llama's layers over a cache of slots, in bfloat16 or float32 on a CPU.
  *
- * A row of a call (one token) is computed in one order whatever stands beside it: sums run over
- * sixteen lanes in the order of the slots, and queries share what they read, not how they add. So a
- * row has the same bits for any number of rows, queries and visible slots. Sums are float32. No
- * product may be contracted into a sum but where `fma` says so: compile with -ffp-contract=off.
+ * Keys and values are read once for all queries of a task, CHUNK slots at a time, while those of the
+ * next are fetched: weights are exponentials beside the largest score so far, and where a chunk has a
+ * larger one what was summed up is made smaller (softmax online: Milakov and Gimelshein 2018).
  *
- * Shapes are those of attend.h; W' are visible slots in whole lanes. Where the processor has tiles
- * for such heads, queries of bfloat16 are answered by attend_tiles.c.
+ * A row of a call (one token) is computed in one order whatever stands beside it: sums run over the
+ * slots that it sees in their order, chunks are cut by how many of these there are, and queries share
+ * what they read, not how they add. So a row has the same bits for any number of rows, queries and
+ * visible slots. Sums are float32. No product may be contracted into a sum but where `fma` says so:
+ * compile with -ffp-contract=off.
+ *
+ * Shapes are those of attend.h. Where the processor has tiles for such heads, queries of bfloat16 are
+ * answered by attend_tiles.c.
  */
 #include "attend.h"
+#include "attend_sums.h"
 #include "thread_pool.h"
 
-#define BLOCK 4 /* queries whose sums are held side by side */
 #define FEW BLOCK /* queries for which keys are read as they lie; for more they are turned over first */
-#define PIECE 64 /* so many slots of values at a time */
-
-/* Usual sizes of heads have code of their own, made once. */
-#define SIZED(run) (size == 64 ? run(64) : size == 128 ? run(128) : run(size))
-
-ALWAYS lanes sized_dots(const float *query, const float *keys, const int64_t size) {
-    lanes four[LANES / 4];
-#pragma GCC unroll 4
-    for (int k = 0; k < LANES; k += 4) {
-        lanes sum[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) sum[i] = all(0);
-        for (int64_t e = 0; e < size; e += LANES)
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
-                sum[i] = fma_(get(query + e), get(keys + (k + i) * size + e), sum[i]);
-        four[k / 4] = fours(sum[0], sum[1], sum[2], sum[3]);
-    }
-    return totals(four[0], four[1], four[2], four[3]);
-}
-
-/* Scores of sixteen slots for one query; `keys` [16, E] as float32. */
-static __attribute__((noinline)) lanes dots(const float *query, const float *keys, int64_t size) {
-#define RUN(size) sized_dots(query, keys, size)
-    return SIZED(RUN);
-#undef RUN
-}
-
-typedef struct {
-    lanes of[BLOCK];
-} Few;
-
-ALWAYS Few plus(Few a, Few b) {
-#pragma GCC unroll 4
-    for (int q = 0; q < BLOCK; q++) a.of[q] = add(a.of[q], b.of[q]);
-    return a;
-}
-
-/* What lane `l` sums up in `dots`, here of sixteen slots at once. */
-ALWAYS Few lane(const float *queries, const float *turned, const int64_t size, const int l) {
-    Few sum;
-#pragma GCC unroll 4
-    for (int q = 0; q < BLOCK; q++) sum.of[q] = all(0);
-    for (int64_t e = l; e < size; e += LANES)
-#pragma GCC unroll 4
-        for (int q = 0; q < BLOCK; q++)
-            sum.of[q] = fma_(all(queries[q * size + e]), get(turned + e * LANES), sum.of[q]);
-    return sum;
-}
-
-#define TWO(l) plus(lane(queries, turned, size, l), lane(queries, turned, size, l + 1))
-ALWAYS Few sized_dots_of(const float *queries, const float *turned, const int64_t size) {
-    Few four[LANES / 4];
-#pragma GCC unroll 1
-    for (int l = 0; l < LANES; l += 4) four[l / 4] = plus(TWO(l), TWO(l + 2));
-    return plus(plus(four[0], four[1]), plus(four[2], four[3]));
-}
-
-/* `dots` of BLOCK queries, bit for bit; `turned` [E, 16] are the keys of sixteen slots. */
-static __attribute__((noinline)) Few dots_of(
-    const float *queries, const float *turned, int64_t size) {
-#define RUN(size) sized_dots_of(queries, turned, size)
-    return SIZED(RUN);
-#undef RUN
-}
-
-/* Lanes of values that so many queries read at once: their sums stay in registers. */
-#define WIDE(few) (HELD / (few) >= 4 ? 4 : HELD / (few) >= 2 ? 2 : 1)
-
-/* Sums of weighted values, [few, E], 16 * `wide` numbers of them, go on from what they are or begin
- * with 0; `values` from number `at` on, slots `size` apart. */
-ALWAYS void weigh(
-    float *sums, const float *weights, int64_t row, const void *values, int64_t at, int64_t size,
-    int64_t stop, const int few, const int wide, const int on, const int is_half) {
-    lanes sum[BLOCK * 4];
-#pragma GCC unroll 4
-    for (int q = 0; q < few; q++)
-#pragma GCC unroll 4
-        for (int e = 0; e < wide; e++)
-            sum[q * wide + e] = on ? get(sums + q * size + e * LANES) : all(0);
-    for (int64_t s = 0; s < stop; s++) {
-#pragma GCC unroll 4
-        for (int e = 0; e < wide; e++) {
-            const lanes value = read_as(values, at + s * size + e * LANES, is_half);
-#pragma GCC unroll 4
-            for (int q = 0; q < few; q++)
-                sum[q * wide + e] = fma_(all(weights[q * row + s]), value, sum[q * wide + e]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < few; q++)
-#pragma GCC unroll 4
-        for (int e = 0; e < wide; e++) put(sums + q * size + e * LANES, sum[q * wide + e]);
-}
-
-/* All E numbers of them. */
-ALWAYS void weigh_all(
-    float *sums, const float *weights, int64_t row, const void *values, int64_t at,
-    const int64_t size, int64_t stop, const int few, const int on, const int is_half) {
-    int64_t e = 0;
-    for (; e + WIDE(few) * LANES <= size; e += WIDE(few) * LANES)
-        weigh(sums + e, weights, row, values, at + e, size, stop, few, WIDE(few), on, is_half);
-    for (; e < size; e += LANES)
-        weigh(sums + e, weights, row, values, at + e, size, stop, few, 1, on, is_half);
-}
-
-ALWAYS void weigh_few(
-    float *sums, const float *weights, int64_t row, const void *values, int64_t at,
-    const int64_t size, int64_t stop, int few, const int is_half) {
-    switch (few) {
-    case 1: weigh_all(sums, weights, row, values, at, size, stop, 1, 0, is_half); break;
-    case 2: weigh_all(sums, weights, row, values, at, size, stop, 2, 0, is_half); break;
-    case 3: weigh_all(sums, weights, row, values, at, size, stop, 3, 0, is_half); break;
-    default: weigh_all(sums, weights, row, values, at, size, stop, 4, 0, is_half);
-    }
-}
-
-/* Keys of sixteen slots, [E, 16], from [16, E] of which `there` are; of half precision two numbers
- * are turned as one. */
-ALWAYS void turned_keys(
-    float *to, const void *keys, int64_t at, const int64_t E, int64_t there, const int is_half) {
-    int64_t e = 0;
-    lanes x[LANES];
-    const int little = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
-    for (; is_half && little && e + 2 * LANES <= E; e += 2 * LANES) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
-            x[i] = i < there ? get((const float *)((const half *)keys + at + i * E + e)) : all(0);
-        turned_over(x);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            put(to + (e + 2 * i) * LANES, lower_half(x[i]));
-            put(to + (e + 2 * i + 1) * LANES, upper_half(x[i]));
-        }
-    }
-    for (; e < E; e += LANES) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
-            x[i] = i < there ? read_as(keys, at + i * E + e, is_half) : all(0);
-        turned_over(x);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) put(to + (e + i) * LANES, x[i]);
-    }
-}
+#define CHUNK 256 /* slots of a query whose weights are made at a time */
+#define PIECE 64 /* slots whose values stay near for all queries */
+#define LEAST -3.0e38f /* scores are larger */
 
 /* How many slots each node sees, [B, Q], and how many of them come before the first that it does
  * not see; `visible` [B, Q, W]. */
@@ -189,72 +53,59 @@ ALWAYS void note(
     }
 }
 
-/* The slots that a node sees behind the first that it does not see, in their order. */
-static void listed(const uint8_t *visible, int64_t ahead, int64_t count, int32_t *slots) {
-    for (int64_t s = ahead; ahead < count; s++)
-        if (visible[s]) slots[ahead++] = s;
-}
-
-/* Scores of `end` slots, in whole lanes, as weights in their place; and what these sum to. */
-static inline float weights_of(float *scores, int64_t end) {
-    lanes top = all(-3.0e38f), sum = all(0);
-    for (int64_t s = 0; s < end; s += LANES) top = widest(top, get(scores + s));
-    const lanes best = all(most_of_lanes(top));
-    for (int64_t s = 0; s < end; s += LANES) {
-        const lanes weight = exp_(sub(get(scores + s), best));
-        put(scores + s, weight);
-        sum = add(sum, weight);
-    }
-    return total(sum);
-}
-
 /* Queries of one head of keys and values, and what they see. */
 typedef struct {
-    int64_t some, nodes[MANY], heads[MANY], sees[MANY];
-    int gaps;       /* whether one of them sees slots behind one that it does not see */
+    int64_t some, nodes[MANY], heads[MANY], sees[MANY], ahead[MANY];
+    int64_t most;   /* slots that one of them sees, at most */
     int64_t common; /* slots that are read for all: with gaps, what all see ahead of the first */
+    float top[MANY]; /* the largest score so far */
 } Asked;
 
 /* Room for a task, in whole blocks of queries. */
 typedef struct {
-    int64_t row;              /* W' */
-    float *scores;            /* [queries, W'] */
-    float *queries, *sums;    /* [queries, E] */
-    float *piece;             /* [PIECE, E] */
-    int32_t *places;          /* [queries, W'] */
+    int64_t behind;         /* slots that a node sees behind a gap, at most */
+    float *queries, *sums;  /* [queries, E] */
+    float *scores;          /* [queries, CHUNK], then weights */
+    float *rest;            /* [queries, 16]: sums of weights */
+    float *turned;          /* [E, 16]: keys */
+    float *rows;            /* [16, E]: keys, too */
+    float *values;          /* [PIECE, E] */
+    int32_t *places;        /* [queries, behind]: slots behind the first gap */
 } Room;
+
+static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 ALWAYS void asked(
     Asked *mine, const Sizes *at, const Asks *asks, int64_t b, int64_t k, int64_t first,
     int64_t some, const Room *room, const int is_half) {
     const int64_t groups = at->H / at->K, E = at->E;
     const lanes scale = all(1.0f / sqrtf((float)E));
-    int64_t most = 0, common = at->W;
-    mine->some = some, mine->gaps = 0;
+    int64_t most = 0, common = at->W, gaps = 0;
+    mine->some = some;
     for (int64_t q = 0; q < some; q++) {
         const int64_t node = mine->nodes[q] = b * at->Q + (first + q) / groups;
         const int64_t head = mine->heads[q] = k * groups + (first + q) % groups;
         const int64_t from = (node * (at->H + 2 * at->K) + head) * E;
-        const int64_t ahead = asks->ahead[node];
+        const int64_t ahead = mine->ahead[q] = asks->ahead[node], sees = asks->count[node];
         float *query = room->queries + q * E;
         turn(query, asks->qkv, from, asks->cos, asks->sin, node * E, E, is_half);
         for (int64_t e = 0; e < E; e += LANES) put(query + e, mul(get(query + e), scale));
-        const int64_t sees = mine->sees[q] = asks->count[node];
+        mine->sees[q] = sees;
+        mine->top[q] = LEAST;
         if (sees > most) most = sees;
-        if (ahead < common) common = ahead;
-        if (ahead < sees) {
-            mine->gaps = 1;
-            listed(asks->visible + node * at->W, ahead, sees, room->places + q * room->row);
-        }
+        common = lesser(ahead, common);
+        if (ahead < sees) gaps = 1;
+        const uint8_t *visible = asks->visible + node * at->W;
+        int32_t *places = room->places + q * room->behind;
+        for (int64_t s = ahead, i = ahead; i < sees; s++)
+            if (visible[s]) places[i++ - ahead] = s;
     }
-    mine->common = mine->gaps ? common : most; /* what some do not see yet has no weight for them */
-    for (int64_t q = 0; mine->gaps && q < some; q++)
-        for (int64_t s = common; s < asks->ahead[mine->nodes[q]]; s++)
-            room->places[q * room->row + s] = s;
-    for (int64_t q = some; q % BLOCK; q++) { /* nobody: the last block is whole */
-        mine->sees[q] = 0;
+    mine->most = most;
+    mine->common = gaps ? common : most; /* what some do not see yet has no weight for them */
+    for (int64_t q = some; q % BLOCK; q++) /* nobody: the last block is whole */
         memset(room->queries + q * E, 0, E * sizeof(float));
-    }
+    memset(room->sums, 0, some * E * sizeof(float));
+    memset(room->rest, 0, some * LANES * sizeof(float));
 }
 
 /* A head of the cache: keys and values from number `from` on. */
@@ -263,98 +114,186 @@ typedef struct {
     int64_t from;
 } Head;
 
-/* Scores of the slots from `s` on that a query sees. */
-ALWAYS void note_scores(
-    const Asked *mine, const Room *room, int64_t q, int64_t s, lanes scores) {
-    const marks seen = first_lanes((int32_t)(mine->sees[q] - s));
-    put(room->scores + q * room->row + s, choose(seen, scores, all(-INFINITY)));
+/* Slots that a block of queries sees, at most. */
+static int64_t most_seen(const Asked *mine, int64_t block) {
+    int64_t most = 0;
+    for (int64_t q = block * BLOCK; q < lesser(mine->some, (block + 1) * BLOCK); q++)
+        most = mine->sees[q] > most ? mine->sees[q] : most;
+    return most;
 }
 
-/* Scores of the common slots, keys as they lie. */
+/* Scores of the common slots from `chunk` to `stop`, keys as they lie. */
 ALWAYS void score_few(
-    const Asked *mine, const int64_t E, const Head *head, const Room *room, const int is_half) {
-    const int64_t bytes = is_half ? sizeof(half) : sizeof(float);
-    for (int64_t s = 0; s < mine->common; s += LANES) {
-        const int64_t there = mine->common - s < LANES ? mine->common - s : LANES;
-        const int64_t from = head->from + s * E;
-        const float *keys = room->piece;
-        for (int64_t e = 0; e < there * E; e += 64 / bytes)
-            __builtin_prefetch((const char *)head->values + (from + e) * bytes);
+    const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
+    int64_t stop, const int is_half) {
+    for (int64_t s = chunk; s < stop; s += LANES) {
+        const int64_t there = lesser(stop - s, LANES), from = head->from + s * E;
+        const float *keys = room->rows;
         if (is_half || there < LANES) {
             for (int64_t e = 0; e < there * E; e += LANES)
-                put(room->piece + e, read_as(head->keys, from + e, is_half));
-            memset(room->piece + there * E, 0, (LANES - there) * E * sizeof(float));
+                put(room->rows + e, read_as(head->keys, from + e, is_half));
+            memset(room->rows + there * E, 0, (LANES - there) * E * sizeof(float));
         } else
             keys = (const float *)head->keys + from;
         for (int64_t q = 0; q < mine->some; q++)
-            note_scores(mine, room, q, s, dots(room->queries + q * E, keys, E));
+            put(room->scores + q * CHUNK + s - chunk, dots(room->queries + q * E, keys, E));
     }
-}
-
-/* Common slots that a block of queries reads. */
-static inline int64_t read_by(const Asked *mine, int64_t block) {
-    int64_t most = 0;
-    if (mine->gaps) return mine->common;
-    for (int q = 0; q < BLOCK; q++)
-        if (mine->sees[block * BLOCK + q] > most) most = mine->sees[block * BLOCK + q];
-    return most;
 }
 
 /* The same, keys turned over: a block's sums are ready as they end. */
 ALWAYS void score_many(
-    const Asked *mine, const int64_t E, const Head *head, const Room *room, const int is_half) {
-    const int64_t blocks = (mine->some + BLOCK - 1) / BLOCK;
-    for (int64_t s = 0; s < mine->common; s += LANES) {
-        turned_keys(room->piece, head->keys, head->from + s * E, E, mine->common - s, is_half);
-        for (int64_t j = 0; j < blocks; j++) {
-            if (s >= read_by(mine, j)) continue;
-            const Few score = dots_of(room->queries + j * BLOCK * E, room->piece, E);
+    const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
+    int64_t stop, const int is_half) {
+    const int64_t bytes = is_half ? sizeof(half) : sizeof(float);
+    for (int64_t s = chunk; s < stop; s += LANES) {
+        const int64_t next = lesser(LANES, mine->common - s - 1) * E * bytes;
+        turned_keys(
+            room->turned, head->keys, head->from + s * E, E, lesser(stop - s, LANES), room->rows, next,
+            is_half);
+        for (int64_t j = 0; j * BLOCK < mine->some; j++) {
+            if (s >= most_seen(mine, j)) continue;
+            const Few score = dots_of(room->queries + j * BLOCK * E, room->turned, E);
 #pragma GCC unroll 4
             for (int q = 0; q < BLOCK; q++)
-                note_scores(mine, room, j * BLOCK + q, s, score.of[q]);
+                put(room->scores + (j * BLOCK + q) * CHUNK + s - chunk, score.of[q]);
         }
     }
 }
 
-/* One query's scores of what it sees behind the common slots. */
+/* A few queries' sums of weighted values, [few, E], go on. */
+ALWAYS void weigh_few(
+    float *sums, const float *weights, const void *values, int64_t at, const int64_t E, int64_t slots,
+    int64_t few, const int is_half) {
+    switch (few) {
+    case 1: weigh_all(sums, weights, CHUNK, values, at, E, slots, 1, 1, is_half); break;
+    case 2: weigh_all(sums, weights, CHUNK, values, at, E, slots, 2, 1, is_half); break;
+    case 3: weigh_all(sums, weights, CHUNK, values, at, E, slots, 3, 1, is_half); break;
+    default: weigh_all(sums, weights, CHUNK, values, at, E, slots, 4, 1, is_half);
+    }
+}
+
+/* Each compiled once. */
+static __attribute__((noinline)) void weigh_floats(
+    float *sums, const float *weights, const void *values, int64_t at, int64_t E, int64_t slots,
+    int64_t few) {
+    weigh_few(sums, weights, values, at, E, slots, few, 0);
+}
+
+static __attribute__((noinline)) void weigh_halves(
+    float *sums, const float *weights, const void *values, int64_t at, int64_t E, int64_t slots,
+    int64_t few) {
+    weigh_few(sums, weights, values, at, E, slots, few, 1);
+}
+
+/* Sums of weighted values over the common slots: widened once for all where there are many. */
+ALWAYS void weigh_common(
+    const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
+    int64_t stop, const int is_half) {
+    const int widens = is_half && (mine->some > FEW || WIDTH < 16); /* narrow registers read in parts */
+    for (int64_t s = chunk; s < stop; s += PIECE) {
+        const int64_t from = head->from + s * E, there = lesser(stop - s, PIECE);
+        for (int64_t e = 0; widens && e < there * E; e += LANES)
+            put(room->values + e, read_as(head->values, from + e, is_half));
+        for (int64_t j = 0; j * BLOCK < mine->some; j++) {
+            const int64_t seen = lesser(most_seen(mine, j) - s, there);
+            const int64_t few = lesser(mine->some - j * BLOCK, BLOCK);
+            float *sums = room->sums + j * BLOCK * E;
+            const float *weights = room->scores + j * BLOCK * CHUNK + s - chunk;
+            if (seen <= 0) continue;
+            if (widens) weigh_floats(sums, weights, room->values, 0, E, seen, few);
+            else if (is_half) weigh_halves(sums, weights, head->values, from, E, seen, few);
+            else weigh_floats(sums, weights, head->values, from, E, seen, few);
+        }
+    }
+}
+
+/* Queries from `q` on of one node, which see the same. */
+static int64_t of_a_node(const Asked *mine, int64_t q) {
+    int64_t few = 1;
+    while (few < BLOCK && q + few < mine->some && mine->nodes[q + few] == mine->nodes[q]) few++;
+    return few;
+}
+
+/* Rows [there, E] of the cache, widened: of what a query sees, from its `i`-th slot on. */
+ALWAYS void gathered(
+    float *to, const Asked *mine, const Room *room, const void *table, const Head *head,
+    const int64_t E, int64_t q, int64_t i, int64_t there, const int is_half) {
+    for (const int64_t stop = i + there; i < stop; i++, to += E) {
+        const int64_t place =
+            i < mine->ahead[q] ? i : room->places[q * room->behind + i - mine->ahead[q]];
+        for (int64_t e = 0; e < E; e += LANES)
+            put(to + e, read_as(table, head->from + place * E + e, is_half));
+    }
+}
+
+/* Scores of what queries see behind the common slots, from their `from`-th to their `stop`-th. */
 ALWAYS void score_behind(
-    const Asked *mine, const int64_t E, const Head *head, int64_t q, const Room *room,
-    const int is_half) {
-    const int32_t *places = room->places + q * room->row;
-    for (int64_t s = mine->common; s < mine->sees[q]; s += LANES) {
-        int64_t there = mine->sees[q] - s < LANES ? mine->sees[q] - s : LANES;
-        float score[LANES];
-        for (int64_t i = 0; i < there; i++)
-            for (int64_t e = 0; e < E; e += LANES)
-                put(room->piece + i * E + e,
-                    read_as(head->keys, head->from + places[s + i] * E + e, is_half));
-        memset(room->piece + there * E, 0, (LANES - there) * E * sizeof(float));
-        put(score, dots(room->queries + q * E, room->piece, E));
-        memcpy(room->scores + q * room->row + s, score, there * sizeof(float));
+    const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
+    int64_t from, int64_t stop, const int is_half) {
+    for (int64_t q = 0, few; q < mine->some; q += few) {
+        few = of_a_node(mine, q);
+        for (int64_t s = from; s < lesser(mine->sees[q], stop); s += LANES) {
+            const int64_t there = lesser(lesser(mine->sees[q], stop) - s, LANES);
+            float scores[LANES];
+            gathered(room->rows, mine, room, head->keys, head, E, q, s, there, is_half);
+            memset(room->rows + there * E, 0, (LANES - there) * E * sizeof(float));
+            for (int64_t i = q; i < q + few; i++) {
+                put(scores, dots(room->queries + i * E, room->rows, E));
+                memcpy(room->scores + i * CHUNK + s - chunk, scores, there * sizeof(float));
+            }
+        }
     }
 }
 
-/* Sums of weighted values over the common slots, which are widened once for all. */
-ALWAYS void weigh_many(
-    const Asked *mine, const int64_t E, const Head *head, const Room *room, const int is_half) {
-    const int64_t blocks = (mine->some + BLOCK - 1) / BLOCK;
-    memset(room->sums, 0, blocks * BLOCK * E * sizeof(float));
-    for (int64_t s = 0; s < mine->common; s += PIECE) {
-        const int64_t there = mine->common - s < PIECE ? mine->common - s : PIECE;
-        const float *values = room->piece;
-        if (is_half)
-            for (int64_t e = 0; e < there * E; e += LANES)
-                put(room->piece + e, read_as(head->values, head->from + s * E + e, 1));
-        else
-            values = (const float *)head->values + head->from + s * E;
-        for (int64_t j = 0; j < blocks; j++) {
-            const int64_t left = read_by(mine, j) - s, seen = left < there ? left : there;
-            if (seen > 0)
-                weigh_all(
-                    room->sums + j * BLOCK * E, room->scores + j * BLOCK * room->row + s, room->row,
-                    values, 0, E, seen, BLOCK, 1, 0);
+/* Their values, weighted. */
+ALWAYS void weigh_behind(
+    const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
+    int64_t from, int64_t stop, const int is_half) {
+    for (int64_t q = 0, few; q < mine->some; q += few) {
+        few = of_a_node(mine, q);
+        for (int64_t s = from; s < lesser(mine->sees[q], stop); s += PIECE) {
+            const int64_t there = lesser(lesser(mine->sees[q], stop) - s, PIECE);
+            gathered(room->values, mine, room, head->values, head, E, q, s, there, is_half);
+            weigh_floats(room->sums + q * E, room->scores + q * CHUNK + s - chunk, room->values, 0, E,
+                         there, few);
         }
     }
+}
+
+/* A query's first `end` scores of a chunk, in whole lanes, as weights. */
+ALWAYS void softened(Asked *mine, const Room *room, const int64_t E, int64_t q, const int64_t end) {
+    float *scores = room->scores + q * CHUNK, *sums = room->sums + q * E;
+    lanes top = all(mine->top[q]), rest = get(room->rest + q * LANES);
+#pragma GCC unroll 4
+    for (int64_t s = 0; s < end; s += LANES) top = widest(get(scores + s), top);
+    const float most = most_of_lanes(top);
+    const lanes best = all(most);
+    if (most != mine->top[q]) {
+        const lanes less = exp_(sub(all(mine->top[q]), best));
+        rest = mul(rest, less);
+        for (int64_t e = 0; e < E; e += LANES) put(sums + e, mul(get(sums + e), less));
+        mine->top[q] = most;
+    }
+#pragma GCC unroll 4
+    for (int64_t s = 0; s < end; s += LANES) {
+        const lanes weight = exp_(sub(get(scores + s), best));
+        put(scores + s, weight);
+        rest = add(rest, weight);
+    }
+    put(room->rest + q * LANES, rest);
+}
+
+/* Its scores of `seen` slots as weights; what lies behind has none. */
+static void soften(Asked *mine, const Room *room, const int64_t E, int64_t q, int64_t seen) {
+    float *scores = room->scores + q * CHUNK;
+    if (seen >= CHUNK) {
+        softened(mine, room, E, q, CHUNK);
+        return;
+    }
+    const int64_t some = seen < 0 ? 0 : seen, end = (some + LANES - 1) / LANES * LANES;
+    for (int64_t s = some; s < end; s++) scores[s] = -INFINITY;
+    memset(scores + end, 0, (CHUNK - end) * sizeof(float));
+    if (some) softened(mine, room, E, q, end);
 }
 
 /* softmax(q k' / sqrt(E)) v for some queries over one head of keys and values.
@@ -367,43 +306,50 @@ ALWAYS void answer(
     const int64_t E = at->E;
     const Head head = {asks->keys, asks->values, b * at->seat + k * at->head};
     Asked mine;
-    float rest[MANY];
     asked(&mine, at, asks, b, k, first, some, room, is_half);
-    if (some > FEW) score_many(&mine, E, &head, room, is_half);
-    else score_few(&mine, E, &head, room, is_half);
-    for (int64_t q = 0; q < some; q++) {
-        float *scores = room->scores + q * room->row;
-        int64_t end = mine.gaps ? mine.sees[q] : some > FEW ? read_by(&mine, q / BLOCK) : mine.common;
-        if (mine.gaps) score_behind(&mine, E, &head, q, room, is_half);
-        for (int64_t s = end; s % LANES; s++) scores[s] = -INFINITY;
-        rest[q] = weights_of(scores, end);
+    for (int64_t chunk = 0; chunk < mine.most; chunk += CHUNK) {
+        const int64_t stop = lesser(chunk + CHUNK, mine.most), end = lesser(stop, mine.common);
+        const int64_t from = chunk > mine.common ? chunk : mine.common;
+        if (some > FEW) score_many(&mine, E, &head, room, chunk, end, is_half);
+        else score_few(&mine, E, &head, room, chunk, end, is_half);
+        score_behind(&mine, E, &head, room, chunk, from, stop, is_half);
+        for (int64_t q = 0; q < some; q++) soften(&mine, room, E, q, mine.sees[q] - chunk);
+        weigh_common(&mine, E, &head, room, chunk, end, is_half);
+        weigh_behind(&mine, E, &head, room, chunk, from, stop, is_half);
     }
-    if (some > FEW) weigh_many(&mine, E, &head, room, is_half);
-    else
-        weigh_few(
-            room->sums, room->scores, room->row, head.values, head.from, E, mine.common, some,
-            is_half);
     for (int64_t q = 0; q < some; q++) {
         const int64_t to = (mine.nodes[q] * at->H + mine.heads[q]) * E;
-        const float *weights = room->scores + q * room->row;
-        const int32_t *places = room->places + q * room->row;
-        const lanes share = all(rest[q] == 0 ? 0 : 1 / rest[q]); /* sees nothing: says nothing */
-        for (int64_t e = 0; e < E; e += LANES) {
-            lanes sum = get(room->sums + q * E + e);
-            for (int64_t s = mine.common; mine.gaps && s < mine.sees[q]; s++) {
-                const lanes value = read_as(head.values, head.from + places[s] * E + e, is_half);
-                sum = fma_(all(weights[s]), value, sum);
-            }
-            write_as(asks->out, to + e, mul(sum, share), is_half);
-        }
+        const float rest = total(get(room->rest + q * LANES));
+        const lanes share = all(rest == 0 ? 0 : 1 / rest); /* sees nothing: says nothing */
+        for (int64_t e = 0; e < E; e += LANES)
+            write_as(asks->out, to + e, mul(get(room->sums + q * E + e), share), is_half);
     }
 }
 
-/* Queries of a task: in whole blocks, and so that each thread has two tasks or more. */
+/* Queries of a task. Many are cut so that each thread has two tasks or more; few as far as there
+ * are threads without a task, as each task reads all keys and values. */
 static int64_t at_once(int64_t rows, int64_t pairs, int64_t threads) {
-    int64_t parts = threads > 1 ? (2 * threads + pairs - 1) / pairs : 1;
-    int64_t each = ((rows + parts - 1) / parts + BLOCK - 1) / BLOCK * BLOCK;
-    return each < MANY ? each : MANY;
+    const int64_t tasks = rows > MANY / 2 ? 2 * threads : threads;
+    const int64_t parts = threads > 1 ? (tasks + pairs - 1) / pairs : 1;
+    return lesser((rows + parts - 1) / parts, MANY);
+}
+
+/* A task's room in one piece, each part in whole lines; its bytes if there is no piece yet. */
+static int64_t placed(Room *room, char *piece, int64_t each, int64_t E) {
+    int64_t at = 0;
+    each = (each + BLOCK - 1) / BLOCK * BLOCK;
+#define PLACE(name, count) \
+    room->name = (void *)(piece + at), at += ((count) * sizeof(*room->name) + 63) / 64 * 64
+    PLACE(queries, each * E);
+    PLACE(sums, each * E);
+    PLACE(scores, each * CHUNK);
+    PLACE(rest, each * LANES);
+    PLACE(turned, E * LANES);
+    PLACE(rows, LANES * E);
+    PLACE(values, PIECE * E);
+    PLACE(places, each * room->behind);
+#undef PLACE
+    return at;
 }
 
 /* A call: first each row's heads are noted, then its tasks, `each` queries of a head, are answered. */
@@ -412,6 +358,7 @@ typedef struct {
     const Asks *asks;
     const int64_t *slots;
     int64_t each, blocks, bytes, tiled; /* `bytes` of a thread's room */
+    int64_t behind; /* slots that a node sees behind a gap, at most */
     char *rooms;
 } Call;
 
@@ -426,15 +373,15 @@ static void answer_task(void *about, int64_t task, int64_t thread) {
     const Call *of = about;
     const Sizes *at = of->at;
     const int64_t rows = at->Q * (at->H / at->K), b = task / of->blocks / at->K, k = task / of->blocks % at->K;
-    const int64_t first = task % of->blocks * of->each;
-    const int64_t some = rows - first < of->each ? rows - first : of->each;
-    Room room = {.row = (at->W + LANES - 1) / LANES * LANES, .scores = (float *)(of->rooms + thread * of->bytes)};
-    room.queries = room.scores + of->each * room.row;
-    room.sums = room.queries + of->each * at->E;
-    room.piece = room.sums + of->each * at->E;
-    room.places = (int32_t *)(room.piece + PIECE * at->E);
-    if (of->tiled) outrider_tiles_answer(at, of->asks, b, k, first, some, room.scores);
-    else if (at->is_half) answer(at, of->asks, b, k, first, some, &room, 1);
+    const int64_t first = task % of->blocks * of->each, some = lesser(rows - first, of->each);
+    char *piece = of->rooms + thread * of->bytes;
+    Room room = {.behind = of->behind};
+    if (of->tiled) {
+        outrider_tiles_answer(at, of->asks, b, k, first, some, piece);
+        return;
+    }
+    placed(&room, piece, of->each, at->E);
+    if (at->is_half) answer(at, of->asks, b, k, first, some, &room, 1);
     else answer(at, of->asks, b, k, first, some, &room, 0);
 }
 
@@ -449,14 +396,16 @@ int outrider_attend(
     const int64_t threads = rows * pairs * at->W * at->E > 65536 ? at->threads : 1;
     const int64_t each = at_once(rows, pairs, threads), blocks = (rows + each - 1) / each;
     const int64_t tiled = at->tiles && at->is_half ? outrider_tiles_room(at) : 0;
-    const int64_t row = (at->W + LANES - 1) / LANES * LANES;
-    const int64_t wanted = tiled ? tiled : (2 * each * row + (2 * each + PIECE) * at->E) * (int64_t)sizeof(float);
-    const int64_t bytes = (wanted + 63) / 64 * 64;
     const Asks asks = {qkv, cos, sin, keys, values, visible, count, ahead, out};
-    for (int64_t node = 0; node < at->B * at->Q; node++)
+    Room room = {0};
+    for (int64_t node = 0; node < at->B * at->Q; node++) {
         if (slots[node] < 0 || slots[node] >= at->there) return 2;
+        if (count[node] - ahead[node] > room.behind) room.behind = count[node] - ahead[node];
+    }
     if (at->W > at->there) return 2;
-    Call call = {at, &asks, slots, each, blocks, bytes, tiled, aligned_alloc(64, threads * bytes)};
+    const int64_t bytes = tiled ? (tiled + 63) / 64 * 64 : placed(&room, 0, each, at->E);
+    Call call = {at, &asks, slots, each, blocks, bytes, tiled, room.behind,
+                 aligned_alloc(64, threads * bytes)};
     if (!call.rooms) return 1;
     outrider_share(threads, pairs, note_pair, &call);
     outrider_share(threads, pairs * blocks, answer_task, &call);

@@ -63,6 +63,7 @@ SHARED = (
     "lanes.h",
     "draws.h",
     "attend.h",
+    "attend_sums.h",
     "tiles.h",
     "packed_vectors.h",
     "packed_linear.h",

@@ -278,11 +278,20 @@ ALWAYS float total(lanes x) {
 
 /* The largest of sixteen numbers. */
 ALWAYS float most_of_lanes(lanes x) {
+#if WIDTH == 16
+    return _mm512_reduce_max_ps((__m512)x);
+#elif WIDTH == 8
+    const __m256 y = _mm256_max_ps((__m256)x.of[0], (__m256)x.of[1]);
+    const __m128 z = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    const __m128 two = _mm_max_ps(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#else
     float each[LANES];
     put(each, x);
     float most = each[0];
     for (int i = 1; i < LANES; i++) most = each[i] > most ? each[i] : most;
     return most;
+#endif
 }
 
 /* Sums of every four lanes of four numbers, in an order of their own; `totals` adds these up: lane
@@ -311,41 +320,37 @@ ALWAYS lanes fours(lanes a, lanes b, lanes c, lanes d) { return pairs(pairs(a, b
 ALWAYS lanes totals(lanes a, lanes b, lanes c, lanes d) { return fours(a, b, c, d); }
 #endif
 
-/* Sixteen rows as columns. */
+/* Four numbers of four rows, each `row` numbers apart from the next, in the quarters of sixteen lanes. */
 #if WIDTH == 16
-/* Lanes of a and b in turn: of their lower halves, or of their upper ones. */
-ALWAYS lanes woven(lanes a, lanes b, const int upper) {
-#ifdef __clang__
-    if (upper)
-        return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#else
-    const marks lower = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-    return __builtin_shuffle(a, b, upper ? lower + 8 : lower);
-#endif
-}
+typedef __m512 machine;
+#define LOW2(a, b) ((machine)_mm512_unpacklo_pd((__m512d)(a), (__m512d)(b)))
+#define HIGH2(a, b) ((machine)_mm512_unpackhi_pd((__m512d)(a), (__m512d)(b)))
+#define LOW1(a, b) _mm512_unpacklo_ps(a, b)
+#define HIGH1(a, b) _mm512_unpackhi_ps(a, b)
 
-/* Woven with the row eight below, four times. */
-ALWAYS void turned_over(lanes x[LANES]) {
-    lanes y[LANES];
-#pragma GCC unroll 4
-    for (int round = 0; round < 4; round++) {
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES / 2; i++) {
-            y[2 * i] = woven(x[i], x[i + LANES / 2], 0);
-            y[2 * i + 1] = woven(x[i], x[i + LANES / 2], 1);
-        }
-        memcpy(x, y, sizeof(y));
-    }
+ALWAYS lanes quarters(const float *x, int64_t row) {
+    __m512 y = _mm512_castps128_ps512(_mm_loadu_ps(x));
+    y = _mm512_insertf32x4(y, _mm_loadu_ps(x + row), 1);
+    y = _mm512_insertf32x4(y, _mm_loadu_ps(x + 2 * row), 2);
+    return (lanes)_mm512_insertf32x4(y, _mm_loadu_ps(x + 3 * row), 3);
 }
-#else
-#if WIDTH == 8
+#elif WIDTH == 8
 typedef __m256 machine;
 #define LOW2(a, b) ((machine)_mm256_unpacklo_pd((__m256d)(a), (__m256d)(b)))
 #define HIGH2(a, b) ((machine)_mm256_unpackhi_pd((__m256d)(a), (__m256d)(b)))
 #define LOW1(a, b) _mm256_unpacklo_ps(a, b)
 #define HIGH1(a, b) _mm256_unpackhi_ps(a, b)
-#elif defined(NEON)
+
+ALWAYS part two_quarters(const float *x, int64_t row) {
+    const __m256 y = _mm256_castps128_ps256(_mm_loadu_ps(x));
+    return (part)_mm256_insertf128_ps(y, _mm_loadu_ps(x + row), 1);
+}
+
+ALWAYS lanes quarters(const float *x, int64_t row) {
+    return EACH(lanes, two_quarters(x + 2 * nth * row, row));
+}
+#else
+#if defined(NEON)
 typedef float32x4_t machine;
 #define LOW2(a, b) ((machine)vzip1q_f64((float64x2_t)(a), (float64x2_t)(b)))
 #define HIGH2(a, b) ((machine)vzip2q_f64((float64x2_t)(a), (float64x2_t)(b)))
@@ -358,40 +363,36 @@ typedef part machine;
 #define LOW1(a, b) ((machine){(a)[0], (b)[0], (a)[1], (b)[1]})
 #define HIGH1(a, b) ((machine){(a)[2], (b)[2], (a)[3], (b)[3]})
 #endif
+ALWAYS lanes quarters(const float *x, int64_t row) {
+    return EACH(lanes, *(const part_there *)(x + nth * row));
+}
+#endif
 
 /* Columns of four rows, in each quarter of sixteen lanes that a register holds. */
-ALWAYS void fours_turned(machine *x, machine a, machine b, machine c, machine d) {
-    const machine e = LOW1(a, b), f = HIGH1(a, b), g = LOW1(c, d), h = HIGH1(c, d);
-    x[0] = LOW2(e, g), x[1] = HIGH2(e, g), x[2] = LOW2(f, h), x[3] = HIGH2(f, h);
+ALWAYS void fours_turned(part *x, part a, part b, part c, part d) {
+    const machine e = LOW1((machine)a, (machine)b), f = HIGH1((machine)a, (machine)b);
+    const machine g = LOW1((machine)c, (machine)d), h = HIGH1((machine)c, (machine)d);
+    x[0] = (part)LOW2(e, g), x[1] = (part)HIGH2(e, g);
+    x[2] = (part)LOW2(f, h), x[3] = (part)HIGH2(f, h);
 }
 
-/* As many rows and columns as a register holds lanes. */
-ALWAYS void part_turned(const lanes *x, lanes *to, const int row, const int column) {
-    machine y[WIDTH];
-#define AT(n) ((machine)x[row * WIDTH + i + (n)].of[column])
-#pragma GCC unroll 2
-    for (int i = 0; i < WIDTH; i += 4) fours_turned(y + i, AT(0), AT(1), AT(2), AT(3));
-#undef AT
+/* Four columns of sixteen rows, each `row` numbers apart from the next. */
+ALWAYS void turned(lanes x[4], const float *from, int64_t row) {
+    lanes y[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-#if WIDTH == 8
-        to[column * WIDTH + i].of[row] = (part)_mm256_permute2f128_ps(y[i], y[i + 4], 0x20);
-        to[column * WIDTH + i + 4].of[row] = (part)_mm256_permute2f128_ps(y[i], y[i + 4], 0x31);
+    for (int i = 0; i < 4; i++) y[i] = quarters(from + i * row, 4 * row);
+#if REGISTERS == 1
+    fours_turned(x, y[0], y[1], y[2], y[3]);
 #else
-        to[column * WIDTH + i].of[row] = (part)y[i];
-#endif
+#pragma GCC unroll 4
+    for (int r = 0; r < REGISTERS; r++) {
+        part z[4];
+        fours_turned(z, y[0].of[r], y[1].of[r], y[2].of[r], y[3].of[r]);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) x[i].of[r] = z[i];
     }
-}
-
-ALWAYS void turned_over(lanes x[LANES]) {
-    lanes y[LANES];
-#pragma GCC unroll 4
-    for (int row = 0; row < REGISTERS; row++)
-#pragma GCC unroll 4
-        for (int column = 0; column < REGISTERS; column++) part_turned(x, y, row, column);
-    memcpy(x, y, sizeof(y));
-}
 #endif
+}
 
 /* Numbers of a row, half precision or not, as float32; those behind `count` are 0. */
 static inline void widen(float *to, const void *from, int64_t at, int64_t count, int64_t room, int is_half) {

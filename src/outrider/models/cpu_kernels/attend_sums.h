@@ -1,0 +1,140 @@
+/* The sums of attend.c: scores of sixteen slots by one query or a block of them, with the same bits, and
+ * weighted values; keys turned over for a block.
+ */
+#pragma once
+#include "lanes.h"
+
+#define BLOCK 4 /* queries whose sums are held side by side */
+
+/* Usual sizes of heads have code of their own, made once. */
+#define SIZED(run) (size == 64 ? run(64) : size == 128 ? run(128) : run(size))
+
+ALWAYS lanes sized_dots(const float *query, const float *keys, const int64_t size) {
+    lanes four[LANES / 4];
+#pragma GCC unroll 4
+    for (int k = 0; k < LANES; k += 4) {
+        lanes sum[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) sum[i] = all(0);
+        for (int64_t e = 0; e < size; e += LANES)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+                sum[i] = fma_(get(query + e), get(keys + (k + i) * size + e), sum[i]);
+        four[k / 4] = fours(sum[0], sum[1], sum[2], sum[3]);
+    }
+    return totals(four[0], four[1], four[2], four[3]);
+}
+
+/* Scores of sixteen slots for one query; `keys` [16, E] as float32. */
+static __attribute__((noinline)) lanes dots(const float *query, const float *keys, int64_t size) {
+#define RUN(size) sized_dots(query, keys, size)
+    return SIZED(RUN);
+#undef RUN
+}
+
+typedef struct {
+    lanes of[BLOCK];
+} Few;
+
+ALWAYS Few plus(Few a, Few b) {
+#pragma GCC unroll 4
+    for (int q = 0; q < BLOCK; q++) a.of[q] = add(a.of[q], b.of[q]);
+    return a;
+}
+
+/* What lane `l` sums up in `dots`, here of sixteen slots at once. */
+ALWAYS Few lane(const float *queries, const float *turned, const int64_t size, const int l) {
+    Few sum;
+#pragma GCC unroll 4
+    for (int q = 0; q < BLOCK; q++) sum.of[q] = all(0);
+    for (int64_t e = l; e < size; e += LANES)
+#pragma GCC unroll 4
+        for (int q = 0; q < BLOCK; q++)
+            sum.of[q] = fma_(all(queries[q * size + e]), get(turned + e * LANES), sum.of[q]);
+    return sum;
+}
+
+#define TWO(l) plus(lane(queries, turned, size, l), lane(queries, turned, size, l + 1))
+ALWAYS Few sized_dots_of(const float *queries, const float *turned, const int64_t size) {
+    Few four[LANES / 4];
+#pragma GCC unroll 1
+    for (int l = 0; l < LANES; l += 4) four[l / 4] = plus(TWO(l), TWO(l + 2));
+    return plus(plus(four[0], four[1]), plus(four[2], four[3]));
+}
+
+/* `dots` of BLOCK queries, bit for bit; `turned` [E, 16] are the keys of sixteen slots. */
+static __attribute__((noinline)) Few dots_of(
+    const float *queries, const float *turned, int64_t size) {
+#define RUN(size) sized_dots_of(queries, turned, size)
+    return SIZED(RUN);
+#undef RUN
+}
+
+/* Lanes of values that so many queries read at once: their sums stay in registers. */
+#define WIDE(few) (HELD / (few) >= 4 ? 4 : HELD / (few) >= 2 ? 2 : 1)
+
+/* Sums of weighted values, [few, E], 16 * `wide` numbers of them, go on from what they are or begin
+ * with 0; `values` from number `at` on, slots `size` apart. */
+ALWAYS void weigh(
+    float *sums, const float *weights, int64_t row, const void *values, int64_t at, int64_t size,
+    int64_t stop, const int few, const int wide, const int on, const int is_half) {
+    lanes sum[BLOCK * 4];
+#pragma GCC unroll 4
+    for (int q = 0; q < few; q++)
+#pragma GCC unroll 4
+        for (int e = 0; e < wide; e++)
+            sum[q * wide + e] = on ? get(sums + q * size + e * LANES) : all(0);
+    for (int64_t s = 0; s < stop; s++) {
+#pragma GCC unroll 4
+        for (int e = 0; e < wide; e++) {
+            const lanes value = read_as(values, at + s * size + e * LANES, is_half);
+#pragma GCC unroll 4
+            for (int q = 0; q < few; q++)
+                sum[q * wide + e] = fma_(all(weights[q * row + s]), value, sum[q * wide + e]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < few; q++)
+#pragma GCC unroll 4
+        for (int e = 0; e < wide; e++) put(sums + q * size + e * LANES, sum[q * wide + e]);
+}
+
+/* All E numbers of them. */
+ALWAYS void weigh_all(
+    float *sums, const float *weights, int64_t row, const void *values, int64_t at,
+    const int64_t size, int64_t stop, const int few, const int on, const int is_half) {
+    int64_t e = 0;
+    for (; e + WIDE(few) * LANES <= size; e += WIDE(few) * LANES)
+        weigh(sums + e, weights, row, values, at + e, size, stop, few, WIDE(few), on, is_half);
+    for (; e < size; e += LANES)
+        weigh(sums + e, weights, row, values, at + e, size, stop, few, 1, on, is_half);
+}
+
+/* Keys of sixteen slots, [E, 16], from [16, E] of which `there` are, by way of `room` [16, E]; those
+ * that are so many bytes behind them are fetched meanwhile. Of half precision two numbers are turned as
+ * one. */
+ALWAYS void turned_keys(
+    float *to, const void *keys, int64_t at, int64_t E, int64_t there, void *room, int64_t next,
+    const int is_half) {
+    const int little = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+    const int64_t bytes = is_half ? sizeof(half) : sizeof(float), row = E * bytes / sizeof(float);
+    const float *from = (const float *)((const char *)keys + at * bytes);
+    if (there < LANES) {
+        memmove(room, from, there * E * bytes);
+        memset((char *)room + there * E * bytes, 0, (LANES - there) * E * bytes);
+        from = room;
+    }
+    for (int64_t e = 0; e < row; e += 4) {
+        lanes x[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+            __builtin_prefetch((const char *)from + next + (e + i) * LANES * sizeof(float));
+        turned(x, from + e, row);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            float *column = to + (e + i) * (is_half ? 2 : 1) * LANES;
+            put(column, is_half ? (little ? lower_half(x[i]) : upper_half(x[i])) : x[i]);
+            if (is_half) put(column + LANES, little ? upper_half(x[i]) : lower_half(x[i]));
+        }
+    }
+}
