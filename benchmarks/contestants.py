@@ -128,7 +128,7 @@ def _filters(backend: str) -> Callable[[Inputs], Any]:
         setting = sampling_params.SamplingParams(top_k=TOP_K, top_p=TOP_P, seed=0)
         limits = _limits(batch, str(x.target_logits.device), setting)
         with ops.use(backend):
-            return sampling_params.floors(x.target_logits, limits)
+            return ops.floors(x.target_logits, limits)
 
     return run
 
