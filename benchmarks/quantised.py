@@ -153,9 +153,10 @@ def one(folder: str, way: str) -> str:
     expected = [text[0, len(p) :].tolist() for text, p in zip(own, prompts, strict=True)]
     milliseconds, spent, equal = calls(speculator.engine.target), {}, 0
     for name, arm in (("plain", speculator.plain()), ("set", speculator)):
-        arm.generate([prompts[0]], SamplingParams(0.0), Stop(8))
+        arm.generate([prompts[0]], SamplingParams(0.0), Stop(8, token_ids=()))
         started = time.thread_time()
-        told = [arm.generate([p], SamplingParams(0.0), Stop(NEW)).completions[0] for p in prompts]
+        stop = Stop(NEW, token_ids=())  # past the text's end, as `generate` was told
+        told = [arm.generate([p], SamplingParams(0.0), stop).completions[0] for p in prompts]
         spent[name] = time.thread_time() - started
         equal = sum(one.token_ids == text for one, text in zip(told, expected, strict=True))
     each = 1e3 * spent["plain"] / (NEW * len(prompts))
