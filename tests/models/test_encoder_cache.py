@@ -20,7 +20,7 @@ FAST = ("gemma3", "idefics3", "llava", "qwen3_vl")
 #: Cross attention keeps keys and values of an image with the row, and a prefix of it. Others have
 #: one picture (GIT, Kosmos), several in one row that nobody tells apart (MiniCPM), or frames: of
 #: these the prompts before are kept, not their pictures alone.
-WHOLE = ("git", "instructblipvideo", "kosmos-2", "kosmos-2.5", "mllama")
+WHOLE = ("git", "idefics", "instructblipvideo", "kosmos-2", "kosmos-2.5", "mllama")
 WHOLE += ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
 KINDS = [
     pytest.param(kind, marks=() if kind in FAST else pytest.mark.exhaustive)
