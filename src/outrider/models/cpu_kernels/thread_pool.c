@@ -5,9 +5,9 @@
  * is so much help less and holds nobody up, where a team that shares work in equal parts is as slow
  * as its last one: a decoder's step has two hundred products of 0.05 ms, and beside a busy neighbour
  * each of them would wait for a core. A helper looks for more for PATIENCE after its last piece, as
- * to be woken takes longer than a product does, and then sleeps. Where one that has begun is waited
- * for longer than its piece can take, it shares its core with others: then jobs are done alone for ten
- * times as long as that has cost, and for longer each time it happens again.
+ * to be woken takes longer than a product does, and then sleeps. Where those
+ * that have begun are waited for longer than their pieces can take, their core has others: if that takes
+ * a third of the time, jobs are done alone for a while, and for longer each time it happens again.
  *
  * One job at a time: another thread that calls meanwhile does its work alone. After a fork there are
  * no helpers, and new ones are started.
@@ -25,6 +25,7 @@
 #define PATIENCE 200000 /* nanoseconds */
 #define LOOKS 64       /* between two looks at the clock */
 #define LATE 300000    /* nanoseconds that are waited for a helper, if they are also more than the job has taken */
+#define LEAST_ALONE 20000000
 #define MOST_ALONE 1000000000
 
 /* What is left to do: number of the job (32 bits), threads it is for (8), pieces not yet taken (24).
@@ -40,7 +41,8 @@ static struct {
     Piece *run;
     void *about;
     int64_t pieces, helpers;
-    int64_t alone_until, alone_for; /* nanoseconds; 0: helpers have not been late */
+    int64_t shared, lost; /* nanoseconds of jobs lately, and of waiting for who was late */
+    int64_t alone_until, alone_for;
     pthread_mutex_t busy, sleep;
     pthread_cond_t more;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .sleep = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER};
@@ -147,15 +149,20 @@ static void hire(int64_t wanted) {
     pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
-/* Do without helpers for a while where the last job has waited for one for too long. */
+/* Do without helpers for a while where more is lost by waiting for them than they do. */
 static void note_lateness(int64_t started, int64_t ready, int64_t over) {
     const int64_t late = over - ready;
-    if (late > LATE && late > ready - started) {
-        pool.alone_for = pool.alone_for ? 2 * pool.alone_for : 10 * late;
+    pool.shared += ready - started;
+    if (late > LATE && late > ready - started) pool.lost += late;
+    if (pool.lost > 4 * LATE && 2 * pool.lost > pool.shared) {
+        pool.alone_for = pool.alone_for ? 2 * pool.alone_for : LEAST_ALONE;
         if (pool.alone_for > MOST_ALONE) pool.alone_for = MOST_ALONE;
         pool.alone_until = over + pool.alone_for;
-    } else if (over - pool.alone_until > pool.alone_for)
+    } else if (pool.shared > LEAST_ALONE)
         pool.alone_for = 0;
+    else
+        return;
+    pool.shared = pool.lost = 0;
 }
 
 void outrider_share(int64_t threads, int64_t pieces, Piece *run, void *about) {
