@@ -1,6 +1,8 @@
 """`outrider.speculate`: what it returns, where f runs, and what it says of what is wrong."""
 
 import multiprocessing
+import os
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -293,9 +295,24 @@ def test_ray_that_is_not_installed(monkeypatch):
 
 def test_ray_gives_the_same_outcomes():
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}  # f is of a module that lies beside this file
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": path},
+    )
     try:
         found = run(executor=RayExecutor(num_cpus=1), states_per_call=5, timeout=60)
         assert found.outcomes == run().outcomes
     finally:
         ray.shutdown()
+
+
+def test_laws_that_cannot_be_written_are_read():
+    def shut(states):
+        table = np.array(slow_law(states))
+        table.setflags(write=False)  # as what comes from a cluster
+        return table
+
+    assert run(f=shut).outcomes == run().outcomes

@@ -227,8 +227,9 @@ def read(name: str, given: object, count: int) -> LawTable:
 
 
 def _plain(given: object) -> object:
-    """Lists of arrays as one array; tensors as they are."""
-    return given if isinstance(given, Tensor) else np.asarray(given, np.float64)
+    """Lists of arrays as one array of its own (f may fill its own again, and what comes from a
+    cluster cannot be written); tensors as they are."""
+    return given if isinstance(given, Tensor) else np.array(given, np.float64)
 
 
 def _counted(name: str, got: int, count: int) -> None:
