@@ -93,9 +93,9 @@ class Tempered:
         return self.drafter.shapes
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The drafter's."""
-        return self.drafter.taps
+        return self.drafter.aux_layers
 
     @property
     def capturable(self) -> bool:

@@ -39,7 +39,7 @@ class NoMemory(NamedTuple):
 class Forgetful:
     """What a drafter without a memory of its own does about one: nothing."""
 
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
 
     def open(self, context: Context, capacity: int) -> NoMemory:
         """The engine's own tokens, and the target's cache, are all the memory it needs."""
@@ -57,9 +57,9 @@ class OneModel:
     model: LanguageModel
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The target's states that the draft model reads."""
-        return self.model.taps
+        return self.model.aux_layers
 
     @property
     def capturable(self) -> bool:

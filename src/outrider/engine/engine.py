@@ -101,7 +101,7 @@ def zero_reason(target: LanguageModel, draft: LanguageModel, ids: Sequence[int])
     >>> zero_reason(*pair(), [3, 1, 4, 1, 5, 9, 2, 6])[:33]
     'it agrees with the target where b'
     """
-    if draft.taps:
+    if draft.aux_layers:
         return "it is a head: made for another target, or its weights were not read"
     if draft.reads != "text" or target.reads != "text":
         return "no reason was found; was it trained for this target?"

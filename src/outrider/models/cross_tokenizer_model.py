@@ -139,13 +139,13 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
         nodes: Nodes,
         *,
         last: int | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """Logits [B, Q, V] of (the last `last` of) Q nodes, -inf for tokens the draft has not."""
-        if taps:
+        if aux_layers:
             raise ConfigurationError(
                 "a draft model with another tokenizer tells no states, as its tokens are others; "
-                f"got taps={taps}; leave them out"
+                f"got aux_layers={aux_layers}; leave them out"
             )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])

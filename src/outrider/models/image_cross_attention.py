@@ -124,12 +124,12 @@ class MllamaRunner(ImageCrossAttentionRunner):
         cache: SlotCache,
         prompt: Sequence[int],
         inputs: MultiModalInputs,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
         known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         self._lend(cache, [CrossAttentionLayer() for _ in self._crossing])
-        return super().read_media(cache, prompt, inputs, taps, known)
+        return super().read_media(cache, prompt, inputs, aux_layers, known)
 
     def kept(
         self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor

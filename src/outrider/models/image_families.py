@@ -75,11 +75,11 @@ class PaliGemmaRunner(MultiModalRunner):
         positions_BQ: Tensor,
         mask: Mask,
         last: int | None,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> Output:
         """The model's own forward."""
         if not isinstance(mask, dict):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+            return super()._run(cache, tokens_BQ, positions_BQ, mask, last, aux_layers)
         layers: torch.nn.Module = self.model.model.language_model
         own = layers.forward
 
@@ -87,7 +87,7 @@ class PaliGemmaRunner(MultiModalRunner):
             return own(**(given | {"attention_mask": mask}))
 
         with instead(alone(self.whole), layers, "forward", forward):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask[FULL], last, taps)
+            return super()._run(cache, tokens_BQ, positions_BQ, mask[FULL], last, aux_layers)
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
         """Logits of a text alone, which is what follows a block for its own forward."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from outrider.errors import ConfigurationError
 from outrider.row_params import NEVER, Processor, Shaping
 from outrider.sampling import custom_processors, timestamps
-from outrider.sampling.prefixes import NodePrefixes, ceiling
+from outrider.sampling.node_prefixes import NodePrefixes, ceiling
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Tree
 

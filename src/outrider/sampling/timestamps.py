@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outrider import arguments
 from outrider.row_params import NEVER, Shaping
-from outrider.sampling.prefixes import NodePrefixes, ceiling
+from outrider.sampling.node_prefixes import NodePrefixes, ceiling
 
 
 @dataclass(frozen=True)

@@ -319,7 +319,7 @@ class Seq2SeqRunner(TransformersRunner):
         source: dict[str, object],
         mask: Mask | None = None,
         positions_BQ: Tensor | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> ModelOutput:
         """What the model's own forward returns."""
         text: dict[str, object] = {"input_ids": tokens_BQ, "attention_mask": mask}
@@ -329,7 +329,7 @@ class Seq2SeqRunner(TransformersRunner):
         return self.model(
             **named,
             **source,
-            **layers_asked(taps),
+            **layers_asked(aux_layers),
             past_key_values=past,
             use_cache=past is not None,
         )
@@ -341,7 +341,7 @@ class Seq2SeqRunner(TransformersRunner):
         positions_BQ: Tensor,
         mask: Mask | None,
         last: int | None,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> Output:
         crossed = cache.inputs
         if not isinstance(crossed, CrossAttentionCache):
@@ -350,10 +350,10 @@ class Seq2SeqRunner(TransformersRunner):
             )
         past = EncoderDecoderCache(cache, crossed.cache())
         source = self.given(crossed.states(), crossed.seen(tokens_BQ.shape[1]))
-        with evaluating(self.model, self._parts), self._listening(-1 in taps, last) as heard:
-            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
+        with evaluating(self.model, self._parts), self._listening(-1 in aux_layers, last) as heard:
+            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, aux_layers)
         logits: Tensor = output.logits
-        return Output(logits, self._tapped(taps, heard, output, logits.shape[1]))
+        return Output(logits, self._aux_states(aux_layers, heard, output, logits.shape[1]))
 
     @contextmanager
     def around(

@@ -41,7 +41,7 @@ class StringMatch(shapes.Chains):
     model: TranslatedModel
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "string_match"
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
     capturable: ClassVar[bool] = False
 
@@ -112,7 +112,7 @@ class Translated:
     shared_noise: bool = False
     name: ClassVar[str] = "translated"
     capturable: ClassVar[bool] = False
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         count = self._strings.num_speculative_tokens
