@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider import arguments, tree, verifiers
 from outrider.costs import Costs
+from outrider.drafters.draft_model import model_of
 from outrider.engine.batch import Batch
 from outrider.engine.beam_search.lookahead import LookaheadDepths
 from outrider.engine.draft_room import DraftRoom
@@ -258,7 +259,7 @@ class Engine:
 
     def note_zero(self, ids: Sequence[int]) -> None:
         """Say once that nothing of the draft model is kept, and why; `ids` is a text of late."""
-        model = getattr(self.drafter, "model", None)
+        model = model_of(self.drafter)
         if model is None or self.foreseeing is not None:
             return
         try:

@@ -28,6 +28,7 @@ from outrider.models.bart_encoder import (
 )
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache, SlotLayer
+from outrider.models.config import read
 from outrider.models.cpu_kernels import decoder_layers, layer_kernels
 from outrider.models.cpu_kernels.layer_kernels import KernelCall
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
@@ -283,7 +284,7 @@ class BartRunner:
 
 def _bias(model: PreTrainedModel, head: torch.nn.Linear) -> Tensor | None:
     """What is added to logits: the output layer's, and a bias that some families keep apart."""
-    own: Tensor | None = getattr(model, "final_logits_bias", None)
+    own = read(model, "final_logits_bias", Tensor)
     if own is None or not bool(own.any()):
         return head.bias
     apart = own[0].to(head.weight.dtype)

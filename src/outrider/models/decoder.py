@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
+from outrider.models.config import found, read
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
 from outrider.types.multi_modal import ImageAhead
@@ -302,8 +303,13 @@ class TreeDecoder:
 
 def media_of(model: object) -> MediaRunner | None:
     """What reads images or sound in a model's prompts; None: it reads none there."""
-    found = getattr(model, "media", None)  # of models in one process
-    return found if isinstance(found, MediaRunner) else None
+    media = found(model, "media")  # of models in one process
+    return media if isinstance(media, MediaRunner) else None
+
+
+def adapters_of(model: object) -> tuple[str, ...]:
+    """The adapters that rows of a model may have."""
+    return read(model, "adapters", tuple) or ()
 
 
 def fitted(

@@ -19,7 +19,7 @@ from outrider.errors import UnsupportedModel
 from outrider.models import attention, batch_invariance, foreign_layers, linear, placement
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
-from outrider.models.config import decoder_of, read, vocabulary_of
+from outrider.models.config import decoder_of, found, read, vocabulary_of
 from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.model_lock import CONFIGURATION, evaluating, mine
 from outrider.models.module_tree import parts_of, sharded
@@ -67,7 +67,7 @@ def _arguments(model: PreTrainedModel) -> frozenset[str]:
     takes = inspect.signature(model.forward).parameters
     names = set(takes)
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
-        inner = getattr(model.get_decoder(), "forward", None)
+        inner = found(model.get_decoder(), "forward")
         names |= {"position_ids"} & set(inspect.signature(inner).parameters if inner else ())
     return frozenset(names)
 
@@ -76,6 +76,8 @@ class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
     trees = True  #: whether nodes may branch
+    #: where a text's first token stands, of the positions that it is given; None: behind padding's
+    first_position: int | None = 0
     packed = False
     recurrent = False
     limit = (0.0, float("inf"))
@@ -106,7 +108,8 @@ class TransformersRunner:
         sizes = (read(self.config, name, int) for name in self.reaches)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
-        self._offset = self._first_position()
+        first = self.first_position
+        self._offset = int(self.config.pad_token_id) + 1 if first is None else first
         self.context -= self._offset
         self._takes = _arguments(model)
         kinds = read(self.config, "layer_types", (list, tuple))
@@ -135,10 +138,6 @@ class TransformersRunner:
         for shape in {tuple(w.shape) for w in map(sharded, linears) if w is not None}:
             rows = rows.beside(linear.rows_of(shape, self.dtype, packed=False))
         return found._replace(rows=rows)
-
-    def _first_position(self) -> int:
-        """Where a text's first token stands, of the positions that the model is given."""
-        return 0
 
     def _depth(self) -> int:
         """How many layers write entries."""

@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
+from outrider.models.config import found
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.model_lock import evaluating
 from outrider.models.multi_modal import MultiModalRunner
@@ -111,7 +112,7 @@ class MllamaRunner(ImageCrossAttentionRunner):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         layers = model.get_decoder().layers
-        self._crossing = [n for n, layer in enumerate(layers) if hasattr(layer, "cross_attn")]
+        self._crossing = [n for n, layer in enumerate(layers) if found(layer, "cross_attn")]
         if self._crossing != list(self.config.cross_attention_layers):
             raise UnsupportedModel(
                 f"{self.name} attends to images in its layers "
@@ -136,7 +137,7 @@ class MllamaRunner(ImageCrossAttentionRunner):
     ) -> CrossAttentionRows:
         """Keys and values of the images."""
         made = [output.past_key_values.layers[number] for number in self._crossing]
-        keys, values = (tuple(getattr(one, name) for one in made) for name in ("keys", "values"))
+        keys, values = zip(*((one.keys, one.values) for one in made), strict=True)
         return CrossAttentionRows(keys, values, self.seen(given))
 
     def opened_media(self, rows: int) -> CrossAttentionRows:

@@ -163,6 +163,7 @@ class HeadModel:
         self.runner, self.vocab_size, self.context = runner, vocab_size, context
         self.aux_layers, self.follows = runner.aux_layers, runner.follows
         self.device, self.dtype = runner.device, runner.dtype
+        self.learn, self.keep = runner.learn, runner.keep
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: what a draft is rounded to is of no account."""
@@ -186,22 +187,6 @@ class HeadModel:
         if inputs is not None:
             self.examine(inputs)
         return self.runner.open(rows, capacity)
-
-    def learn(
-        self,
-        cache: Any,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
-        self.runner.learn(cache, slots_BQ, positions_BQ, wide, hidden, known_B)
-
-    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move what it was told of accepted paths next to their roots."""
-        self.runner.keep(cache, first_B, path_BD)
 
     def forward(
         self, cache: Any, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
-from outrider.models.config import read, states_width
+from outrider.models.config import decoder_of, read, states_width
 from outrider.models.decoder import additive
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating, instead
@@ -243,6 +243,8 @@ class Seq2SeqRunner(TransformersRunner):
 
     def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
         """`shares` leaves the model's encoder unused: states come from the target's."""
+        if decoder_of(model.config).model_type in BEHIND_PADDING:
+            self.first_position = None
         super().__init__(model)
         self._decoder: torch.nn.Module = model.get_decoder()
         self._named = self._takes_positions()
@@ -251,10 +253,6 @@ class Seq2SeqRunner(TransformersRunner):
         self.tracks = self.tracks or any(patch.by_key for patch in self._patches)
         wide, kind = states_width(model.config), StatesReader if shares else self.encoder
         self.reader: EncoderReader | StatesReader = kind(model, self.crossed, wide)
-
-    def _first_position(self) -> int:
-        behind = self.config.model_type in BEHIND_PADDING
-        return int(self.config.pad_token_id) + 1 if behind else 0
 
     def _takes_positions(self) -> bool:
         """Whether positions go by argument: by name, or by prefix to a decoder of its own kind."""
