@@ -10,7 +10,7 @@ from outrider.drafters import DraftModel, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
 from outrider.models import TreeDecoder, adapt, load_checks, runner_of
-from outrider.models.indexed import IndexedRunner
+from outrider.models.positions import IndexedRunner
 from outrider.models.prefill import ingest, of_tree
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import from_parents

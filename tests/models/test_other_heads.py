@@ -28,8 +28,7 @@ from outrider.models.heads import (
     blockwise,
     mtp,
 )
-from outrider.models.heads.chained_head import ChainedHead
-from outrider.models.heads.mtp import Mtp
+from outrider.models.heads.mtp import ChainedHead, Mtp
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from outrider.models.bart import BartRunner
-    from outrider.models.chain import ChainRunner
     from outrider.models.decoder import TreeDecoder
-    from outrider.models.hf import TransformersRunner
+    from outrider.models.hf import ChainRunner, TransformersRunner
     from outrider.models.llama import LlamaRunner
     from outrider.models.lora import LoraBank
 
@@ -220,7 +219,7 @@ def _lean(model: "PreTrainedModel") -> "type[BartRunner]":
 def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":
     """What runs a model through its own forward."""
     from outrider.models import seq2seq
-    from outrider.models.chain import ChainRunner
+    from outrider.models.hf import ChainRunner
 
     if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
         return seq2seq.runner_of(model)(model, shares)
@@ -240,8 +239,8 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     from outrider.models import seq2seq
     from outrider.models.config import decoder_of, read
     from outrider.models.hf import INDEXED, TransformersRunner
-    from outrider.models.indexed import IndexedMultiModalRunner, IndexedRunner
     from outrider.models.multi_modal import MultiModalRunner, placeholders
+    from outrider.models.positions import IndexedMultiModalRunner, IndexedRunner
 
     if reads_more(model.config):
         return seq2seq.runner_of(model)
@@ -277,7 +276,7 @@ __all__ = [
 
 _HOMES = {
     "TreeDecoder": "outrider.models.decoder",
-    "ChainRunner": "outrider.models.chain",
+    "ChainRunner": "outrider.models.hf",
     "LlamaRunner": "outrider.models.llama",
     "TransformersRunner": "outrider.models.hf",
 }

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from outrider.speech.speech_model import WhisperModel
     from outrider.speech.transcriber import Transcription
     from outrider.text.media_processor import MediaProcessor
-    from outrider.text.sound_prompts import TranscriptionPrompts
-    from outrider.text.sound_sources import SourceTranscription
+    from outrider.text.sound_prompts import SourceTranscription, TranscriptionPrompts
 
 # Answers by beam search: the finished beams as texts.
 
@@ -401,7 +400,7 @@ class Speculator:
 
     def _sound_source(self, media: "MediaProcessor") -> "SourceTranscription":
         """Transcription by a model that hears a recording as its source."""
-        from outrider.text.sound_sources import SourceTranscription
+        from outrider.text.sound_prompts import SourceTranscription
 
         name = "this model" if self.notes is None else str(self.notes.target)
         begun = () if self.opening is None else (self.opening.start,)

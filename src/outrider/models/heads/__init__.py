@@ -10,7 +10,6 @@ from outrider.models.heads.autoregressive_head import (
     StateHead,
 )
 from outrider.models.heads.blockwise import Blockwise, BlockwiseSource, ParallelHead
-from outrider.models.heads.chained_head import ChainedHead
 from outrider.models.heads.dflash import (
     BlockSight,
     DFlash,
@@ -24,7 +23,7 @@ from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
 from outrider.models.heads.formats import save
 from outrider.models.heads.gemma4_assistant import Gemma4AssistantSource, KVSharedHead
 from outrider.models.heads.model import HeadModel
-from outrider.models.heads.mtp import MTP, MtpSource
+from outrider.models.heads.mtp import MTP, ChainedHead, MtpSource
 from outrider.models.heads.parallel_eagle import (
     ParallelDraftingHead,
     ParallelEagle,
