@@ -68,7 +68,7 @@ def main() -> None:
     args = asked.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(build.told())
+    print(build.describe())
     for format in args.formats:
         layers = model(format)
         numbers = sum(run.inputs * run.outputs for run in layers)

@@ -294,7 +294,7 @@ def test_costs_are_read_between_and_beyond_what_was_measured():
         9.5,
         10.25,
     ]
-    both = COSTS.joined(Costs({4: {64: Curve.of({1: 9.0, 5: 20.0})}}))
+    both = COSTS.merged(Costs({4: {64: Curve.of({1: 9.0, 5: 20.0})}}))
     assert [both.milliseconds(1, rows, 64) for rows in (1, 2, 4)] == [6.0, 7.0, 9.0]
     assert both.milliseconds(1, 8, 64) == 9.0 + 11 / 4  # as two nodes of four rows
     assert COSTS.milliseconds(5, 2, 64) == 8.0 + 2.5  # as ten nodes of one row

@@ -134,7 +134,7 @@ class Costs:
         nearest = min(self.reading, key=lambda known: (abs(known - rows), known))
         return tokens * self.reading[nearest] * rows / nearest
 
-    def joined(self, more: "Costs") -> "Costs":
+    def merged(self, more: "Costs") -> "Costs":
         """With other numbers of rows besides."""
         return Costs({**self.times, **more.times}, {**self.reading, **more.reading})
 

@@ -25,7 +25,7 @@ from outrider.models import (
 )
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
-from outrider.models.config import hears
+from outrider.models.config import is_speech
 from outrider.models.cpu_kernels import build as native
 from outrider.models.decoder import media_of
 from outrider.models.draft_source import DraftSource
@@ -295,7 +295,7 @@ def _speculator(
         )
     configs = [source.config for source in resolved.sources[1:]]
     hearing = None
-    if hears(model.config):
+    if is_speech(model.config):
         from outrider.speech import speech_model
 
         hearing = speech_model.opened(str(first), first.given, model, tokenizer, configs)
@@ -361,7 +361,7 @@ def _notes(
         shards=target.shards,
         means=models.whole.runner.means,
         draft_dtype=describe_draft_dtype(resolved.runtime, drafts, setting, place),
-        kernels=native.told() if place.type == "cpu" else "",
+        kernels=native.describe() if place.type == "cpu" else "",
         weights=_weights(target, setting, place),
     )
 

@@ -16,7 +16,7 @@ from outrider.engine.speculation_policy import Planner
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.load_config import LoadConfig
 from outrider.models import heads, isa, load_checks, reads_more, unsupported
-from outrider.models.config import hears, vocabulary_of
+from outrider.models.config import is_speech, vocabulary_of
 from outrider.models.draft_source import DraftSource
 from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.placement import usable
@@ -69,7 +69,7 @@ def shared(
     own = None if other is None else read_tokenizer(other, sources[0].trust)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = VocabularyPair(load_checks.vocabulary(tokenizer, None, {"target": most}))
-    if hears(sources[0].config):  # tokenizers of older checkpoints lack the timestamps
+    if is_speech(sources[0].config):  # tokenizers of older checkpoints lack the timestamps
         found = VocabularyPair(most)
     for source, size in zip(sources[1:], rest, strict=True):
         each = {"target": most, "draft": size}

@@ -296,7 +296,7 @@ def test_a_drafter_that_needs_a_table_and_a_model_gets_both(registries):
 @pytest.mark.parametrize("name", verifiers.VERIFIERS)
 def test_the_options_of_a_rule_are_plain_numbers(name):
     """They go into reports and onto the command line; a rule's name for another has none."""
-    options = verifiers.taken(verifiers.get(name))
+    options = verifiers.options_of(verifiers.get(name))
     assert json.loads(json.dumps(options)) == options
     with pytest.raises(ConfigurationError, match="has no use for rule"):
         verifiers.get(name, rule=verifiers.get("block"))

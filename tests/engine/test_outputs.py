@@ -50,8 +50,8 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
             state.stop_BS,
             state.reason_B,
         )
-        few = commit_tokens.settle(draft, scores, verdict, ends)
-        many = walking.settle(draft, scores, verdict, ends)
+        few = commit_tokens.commit_tokens(draft, scores, verdict, ends)
+        many = walking.commit_tokens(draft, scores, verdict, ends)
         for field, ours, theirs in zip(few._fields[:-1], few[:-1], many[:-1], strict=True):
             torch.testing.assert_close(ours, theirs, msg=f"{field} differs: {ours} and {theirs}")
         assert few.lists is not None

@@ -84,7 +84,7 @@ def test_nodes_that_are_nearly_free_behind_a_short_text_are_dear_behind_a_long_o
 
 def test_rows_that_were_measured_at_one_length_add_what_one_adds_alone():
     four = Costs({4: {64: Curve.of({1: 30.0, 5: 50.0})}})
-    both = LONG.joined(four)
+    both = LONG.merged(four)
     assert both.milliseconds(5, 4, 64) == 50.0
     assert both.milliseconds(5, 4, 2048) == pytest.approx(50.0 + 4 * 18.0)
     assert both.milliseconds(1, 4, 2048) == pytest.approx(30.0 + 4 * 4.0)

@@ -155,7 +155,7 @@ def test_an_output_layer_of_another_dtype_is_said_where_states_have_the_weights_
     model = llama(torch.bfloat16)
     model.lm_head.float()
     quick = {"threads": 1, "step_costs": QUICK["step_costs"], "generation_config": "none"}
-    if not weight_only.concerns("bfloat16", torch.device("cpu")):
+    if not weight_only.applies_to("bfloat16", torch.device("cpu")):
         with pytest.raises(ConfigurationError, match=r"output layer.*float32.*bfloat16"):
             load(model, drafter="recall", **quick)
         return

@@ -72,11 +72,11 @@ def test_large_models_may_take_a_share_of_the_time_that_they_load(
 
 def test_long_measurements_say_what_they_do_and_short_ones_do_not(monkeypatch):
     said = []
-    with budget.told(said.append), Budget().measuring("nothing"):
+    with budget.reporting(said.append), Budget().measuring("nothing"):
         pass
     assert not said
     monkeypatch.setattr(budget, "TELLS", 0.0)
-    with budget.told(said.append), Budget().measuring("what steps cost"):
+    with budget.reporting(said.append), Budget().measuring("what steps cost"):
         while not said:
             time.sleep(0.001)
     assert said == ["measuring this machine once: what steps cost"]

@@ -182,7 +182,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(fresh,
     writable = build._writable
     fresh.setattr(build, "_writable", lambda folder: folder != locked and writable(folder))
     assert build.function("added", WHOLE)(40) == 41
-    assert f"({str(locked)!r} is read-only)" in build.told()
+    assert f"({str(locked)!r} is read-only)" in build.describe()
     (library,) = tmp_path.rglob("*.so")
     assert library.is_relative_to(tmp_path / "temporary")
     anew(fresh)
@@ -190,7 +190,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(fresh,
     assert build.unbuilt() == (
         f"no folder to keep a library in: neither {str(locked)!r} nor {str(library.parent)!r}"
     )
-    assert build.told().startswith("none: no folder")
+    assert build.describe().startswith("none: no folder")
 
 
 @needs_cc
@@ -199,7 +199,7 @@ def test_a_file_in_place_of_the_cache_is_no_obstacle(fresh, tmp_path):
     (tmp_path / "file").write_text("")
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert build.function("added", WHOLE)(40) == 41
-    assert str(tmp_path / "temporary" / "kernels") in build.told()
+    assert str(tmp_path / "temporary" / "kernels") in build.describe()
 
 
 def test_a_failure_is_remembered_until_the_compiler_or_the_day_is_another(fresh, tmp_path):
@@ -326,7 +326,7 @@ def shipped(fresh, tmp_path):
 def test_a_shipped_library_is_preferred_to_compiling(fresh, shipped):
     fresh.setenv("CC", "no-such-compiler")
     assert build.function("added", WHOLE)(40) == 45
-    assert build.told().startswith(f"{isa.level().name}, shipped with the package")
+    assert build.describe().startswith(f"{isa.level().name}, shipped with the package")
     assert build.identity() == next(shipped.iterdir()).name
 
 
@@ -347,7 +347,7 @@ def damaged(fresh, library):
 @pytest.mark.parametrize("change", [changed_sources, changed_level, damaged])
 def test_a_shipped_library_of_other_sources_or_level_or_damaged_is_left(fresh, shipped, change):
     change(fresh, next(shipped.iterdir()))
-    assert "compiled here by 'cc'" in build.told()
+    assert "compiled here by 'cc'" in build.describe()
     assert build.function("added", WHOLE)(40) == 45
 
 
@@ -357,8 +357,8 @@ def test_a_shipped_library_that_cannot_be_loaded_is_said_and_replaced(fresh, shi
     begins = library.stem.rpartition("-")[0]
     (shipped / prebuilt.named(begins, b"another system's")).write_bytes(b"another system's")
     library.unlink()
-    assert "compiled here by 'cc'" in build.told()
-    assert "(the shipped one cannot be loaded: " in build.told()
+    assert "compiled here by 'cc'" in build.describe()
+    assert "(the shipped one cannot be loaded: " in build.describe()
     assert build.function("added", WHOLE)(40) == 45
 
 
@@ -376,8 +376,8 @@ def test_every_function_is_called_as_its_source_declares():
         ("outrider_int8", int8._PRODUCT),
         ("outrider_tiles", tile_kernels._PRODUCT),
     ):
-        assert build.taken(name, build.TEXTS) == types
-        assert build.taken(name, build.TEXTS) != types[1:]
+        assert build.argument_types(name, build.TEXTS) == types
+        assert build.argument_types(name, build.TEXTS) != types[1:]
     fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["attend.h"])[1]
     fields = re.sub(r"/\*.*?\*/|int64_t|\s", "", fields).replace(";", ",").strip(",").split(",")
     assert [(name, ctypes.c_int64) for name in fields] == layer_kernels._AttentionSizes._fields_

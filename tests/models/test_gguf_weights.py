@@ -19,7 +19,8 @@ pytest.importorskip("gguf", reason="needs pip install 'outrider[gguf]'")
 pytest.importorskip("accelerate", reason="needs pip install 'outrider[gguf]'")
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
-    weight_only.unfit(CPU) is not None, reason=f"no kernels: {weight_only.unfit(CPU)}"
+    weight_only.unsupported_reason(CPU) is not None,
+    reason=f"no kernels: {weight_only.unsupported_reason(CPU)}",
 )
 QUICK = {"threads": 1, "planner": "fixed"}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}

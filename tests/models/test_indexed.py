@@ -114,7 +114,7 @@ def test_the_check_at_load_reaches_past_the_choice():
         if hasattr(module, "index_topk"):
             assert module.index_topk == 2048
             assert "forward" not in vars(module)
-    with target.runner.narrowed(4):
+    with target.runner.short_windows(4):
         logits = model(input_ids=torch.arange(5, 25)[None], use_cache=False).logits
         seen.append(logits)
     seen.append(model(input_ids=torch.arange(5, 25)[None], use_cache=False).logits)

@@ -75,10 +75,10 @@ def test_what_is_not_finite_stays_so(bad, part):
 
 
 def test_what_cannot_be_is_said(monkeypatch):
-    assert "multiple of 16 numbers, 512 at most; got 24" in int16_attention.unfit(24)
-    assert "got 528" in int16_attention.unfit(528)
+    assert "multiple of 16 numbers, 512 at most; got 24" in int16_attention.unsupported_reason(24)
+    assert "got 528" in int16_attention.unsupported_reason(528)
     monkeypatch.setattr(isa, "holds", lambda name: False)
-    assert "no products of 16 bits" in int16_attention.unfit(64)
+    assert "no products of 16 bits" in int16_attention.unsupported_reason(64)
     with pytest.raises(ValueError, match=r"float32 \[T, 3, H, E\] is wanted; got \[4, 3, 1, 24\]"):
         int16_attention.attend(made(4, 1, 24), 1.0)
     with pytest.raises(ValueError, match="is wanted"):

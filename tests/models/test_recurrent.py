@@ -368,7 +368,7 @@ def test_states_do_not_drift_over_thousands_of_tokens(kind):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_check_at_load_knows_products_that_round(dtype):
     """A state's last bits decide how the next layer's inputs are rounded: more than in float32."""
-    if (why := weight_only.unfit(torch.device("cpu"))) is not None:
+    if (why := weight_only.unsupported_reason(torch.device("cpu"))) is not None:
         pytest.skip(f"no kernels: {why}")
     model = made("granitemoehybrid")
     assert not weight_only.rounds(model)

@@ -21,7 +21,8 @@ QUICK = {"threads": 1, "planner": "fixed"}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
 TYPES = list(weight_only.KINDS)
 needs_kernels = pytest.mark.skipif(
-    weight_only.unfit(CPU) is not None, reason=f"no kernels: {weight_only.unfit(CPU)}"
+    weight_only.unsupported_reason(CPU) is not None,
+    reason=f"no kernels: {weight_only.unsupported_reason(CPU)}",
 )
 
 
@@ -200,11 +201,11 @@ def test_what_arithmetic_follows_from_a_type(monkeypatch):
     monkeypatch.setattr(kernels, "unbuilt", lambda: None)
     for has in (True, False):
         monkeypatch.setattr(isa, "has_tiles", lambda has=has: has)
-        found = {name: weight_only.concerns(name, CPU) for name in weight_only.KINDS}
+        found = {name: weight_only.applies_to(name, CPU) for name in weight_only.KINDS}
         assert found == {
             "float32": False, "float16": True, "bfloat16": not has, "int8": True, "int4": True
         }  # fmt: skip
-    assert not weight_only.concerns("bfloat16", torch.device("cuda"))
+    assert not weight_only.applies_to("bfloat16", torch.device("cuda"))
 
 
 @needs_kernels

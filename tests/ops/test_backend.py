@@ -66,7 +66,7 @@ def test_triton_refuses_what_it_cannot_run(kernels):
     wide = scores._replace(laws=laws._replace(logits_BRV=laws.logits_BRV.double()))
     with ops.use("triton"), pytest.raises(BackendUnavailable, match="float64"):
         ops.fused("chain", draft, wide, draws)
-    assert kernels.unfit(torch.device("meta")) is not None
+    assert kernels.unsupported_reason(torch.device("meta")) is not None
 
 
 def test_cpu_tensors_need_the_interpreter(kernels, monkeypatch):

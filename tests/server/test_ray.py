@@ -87,7 +87,7 @@ def test_a_stream_from_several_replicas_is_one_stream(shipped, ids):
             _, events = await told(site.app, going.body(), most)
             for one in events[:most]:
                 if one != b"[DONE]":
-                    chunks.append(going.absorb(json.loads(one)))
+                    chunks.append(going.append(json.loads(one)))
         return [json.loads(one) for one in undisturbed[:-1]], chunks
 
     whole, chunks = serve(shipped, work)
@@ -109,10 +109,10 @@ def test_what_opens_a_choice_is_told_once():
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     said = {"index": 0, "delta": {"content": "é"}, "finish_reason": None, "token_ids": [7]}
     made = [{"id": f"{n}", "created": n, "choices": [dict(opening)]} for n in (1, 2)]
-    assert going.absorb(made[0])["choices"] == [opening]
+    assert going.append(made[0])["choices"] == [opening]
     assert "resume" in going.body()
-    assert going.absorb(made[1]) is None
-    shown = going.absorb({"id": "2", "created": 2, "choices": [said]})
+    assert going.append(made[1]) is None
+    shown = going.append({"id": "2", "created": 2, "choices": [said]})
     assert (shown["id"], shown["created"]) == ("1", 1)
     assert going.body()["resume"] == [{"token_ids": [7], "characters": 1, "finish_reason": None}]
 

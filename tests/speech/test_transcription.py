@@ -64,7 +64,7 @@ def test_in_8_bits_the_encoder_rounds_and_a_draft_changes_no_text():
     assert [outline(one) for one in found] == expected
     assert sum(one.stats.decoded.drafted for one in found) > 0
     encoder = plain.engine.target.runner.reader._encoder
-    assert encoder.layers.in_int16 == (int16_attention.unfit(16) is None)
+    assert encoder.layers.in_int16 == (int16_attention.unsupported_reason(16) is None)
     assert not whispers.loaded(dtype="int4").engine.target.runner.reader._encoder.layers.in_int16
 
 
@@ -180,7 +180,7 @@ def test_segments_come_as_they_are_heard(tiny):
     assert running.transcripts == [None]
     rest = list(running)
     assert (first, *rest) == running.transcripts[0].segments
-    assert running.heard(0) == pytest.approx(7)
+    assert running.seconds_done(0) == pytest.approx(7)
 
 
 def test_a_recording_that_fails_does_not_stop_the_others(tiny, monkeypatch):

@@ -187,7 +187,7 @@ def working(what: str) -> Iterator[None]:
         if not err.is_terminal:
             yield
             return
-        with budget.told(status.update):
+        with budget.reporting(status.update):
             yield
 
 

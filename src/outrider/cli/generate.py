@@ -246,7 +246,7 @@ def _how_made(speculator: "Speculator", greedy: bool) -> dict[str, object]:
     return {
         "drafter": speculator.engine.drafter.name,
         "rule": rule.name,
-        "rule_options": verifiers.taken(rule),
+        "rule_options": verifiers.options_of(rule),
         "exact": rule.exact,
     }
 
@@ -316,10 +316,10 @@ class _GenerateRequest(TypedDict):
 
 def _suits(target: "ModelSource", source: str | None) -> None:
     """Refuse a target of the wrong kind before its weights are read."""
-    from outrider.models.config import hears, pairs
+    from outrider.models.config import is_speech, pairs
 
     reads = pairs(target.config)
-    if hears(target.config):
+    if is_speech(target.config):
         raise ConfigurationError(
             "generate goes on from text; got a Whisper model, which hears recordings; use "
             "`outrider transcribe FILE -m MODEL`, or name another --model"

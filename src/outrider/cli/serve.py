@@ -202,7 +202,7 @@ def _run(
             err.print(f"serving {service.names[0]} at {at} ({room}; {how})")
             err.print(f"OpenAI's clients take base_url={at}/v1{page}")
             if not isinstance(known, SpeechModelInfo):
-                err.print(f"chats have {service.parsers(known).told()}")
+                err.print(f"chats have {service.parsers(known).describe()}")
             with suppress(KeyboardInterrupt):
                 HttpServer(site, ends=True).run([place])
         finally:

@@ -300,7 +300,7 @@ def _run(
                 if streams:
                     put(f"{segment.text.strip()}\n")
                 settle()
-                now = sum(running.heard(number) for number in range(len(heard)))
+                now = sum(running.seconds_done(number) for number in range(len(heard)))
                 show("listening", round(now), round(total))
     except KeyboardInterrupt:
         settle(over=True)

@@ -252,7 +252,7 @@ class Engine:
                     break
                 with allowed.part(1 / (len(missing) - left)):
                     more = measure.measured(self, rows)
-                self.costs = more if self.costs is None else self.costs.joined(more)
+                self.costs = more if self.costs is None else self.costs.merged(more)
                 if self.kept is not None:
                     self.kept(self.costs)
         return self.costs

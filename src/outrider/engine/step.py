@@ -116,7 +116,7 @@ def commit(
     device = length.device
     size = verdict.path_BD.shape[1] + 1
     ends = Ends(length, batch.limit_B, batch.limit_reason_B, batch.stop_BS, batch.reason_B)
-    block = ops.settle(draft, scores, verdict, ends)
+    block = ops.commit_tokens(draft, scores, verdict, ends)
     place = length[:, None] + numbers(size, device)
     context.tokens_BL.scatter_(1, place, block.tokens_BT)  # what lies past it is rewritten later
     if not draft.tree.is_chain:

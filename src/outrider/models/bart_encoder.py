@@ -193,7 +193,7 @@ class EncoderLayers:
             and round_to_8_bits(
                 layer.self_attn.get_submodule(f"{part}_proj") for layer in layers for part in "qkv"
             )
-            and not int16_attention.unfit(width // self.heads)
+            and not int16_attention.unsupported_reason(width // self.heads)
         )
         last = norm_in(module, "layer_norm")
         self._first, each = joints(

@@ -140,7 +140,7 @@ def under(budget: Budget) -> Iterator[Budget]:
 
 
 @contextmanager
-def told(teller: Callable[[str], object]) -> Iterator[None]:
+def reporting(teller: Callable[[str], object]) -> Iterator[None]:
     """In here long measurements are told to this, instead of a log."""
     token = _teller.set(teller)
     try:

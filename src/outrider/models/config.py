@@ -74,7 +74,7 @@ def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
     return found or read(config, f"{name}_config", PretrainedConfig)
 
 
-def hears(config: PretrainedConfig) -> bool:
+def is_speech(config: PretrainedConfig) -> bool:
     """Whether it is a Whisper with an encoder of its own."""
     return bool(config.model_type == "whisper" and config.is_encoder_decoder)
 

@@ -114,7 +114,7 @@ class ModelRunner(Protocol):
         None for a runner that has no such means.
         """
 
-    def narrowed(self, size: int) -> AbstractContextManager[None]:
+    def short_windows(self, size: int) -> AbstractContextManager[None]:
         """Windows and chunks of `size` for a check, so that a short text reaches past them."""
 
 

@@ -280,7 +280,7 @@ class TransformersRunner:
         return logits
 
     @contextmanager
-    def narrowed(self, size: int) -> Iterator[None]:
+    def short_windows(self, size: int) -> Iterator[None]:
         """Windows and chunks of `size` for a check, so that a short text reaches past them.
 
         The model's own configuration is narrowed too, because `plain` reads it. Runners that exist

@@ -132,7 +132,7 @@ class MllamaRunner(ImageCrossAttentionRunner):
         self._lend(cache, [CrossAttentionLayer() for _ in self._crossing])
         return super().read_media(cache, prompt, inputs, aux_layers, known)
 
-    def kept(
+    def keep_media(
         self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor
     ) -> CrossAttentionRows:
         """Keys and values of the images."""
@@ -196,7 +196,7 @@ class IdeficsRunner(ImageCrossAttentionRunner):
         vision = self.config.vision_config
         self._wide = int(vision.embed_dim)
 
-    def kept(
+    def keep_media(
         self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor
     ) -> ImageStateRows:
         """The images' states."""

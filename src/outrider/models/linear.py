@@ -75,7 +75,7 @@ def product(
         compiled
         and packed
         and weight.dtype is torch.float32
-        and not weight_only.unfit(weight.device)
+        and not weight_only.unsupported_reason(weight.device)
     ):
         return PackedLinear(PackedWeight.from_dense(weight, "f32"), bias)
     bias = None if bias is None else bias.detach()

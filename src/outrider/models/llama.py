@@ -125,7 +125,7 @@ class LlamaRunner:
         """None: it has the weights alone, not the model's own forward."""
         return None
 
-    def narrowed(self, size: int) -> AbstractContextManager[None]:
+    def short_windows(self, size: int) -> AbstractContextManager[None]:
         """It has no windows to narrow."""
         return nullcontext()
 

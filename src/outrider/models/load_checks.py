@@ -215,7 +215,7 @@ def paths(model: TreeDecoder, name: str, tolerance: float | None = None) -> floa
     runner = model.runner
     tolerance = _allowed_of(model, tolerance)
     try:
-        with runner.narrowed(4):
+        with runner.short_windows(4):
             counts = (2, 2) if model.trees else (1, 1, 1)
             worst = _paths(model, branching(counts, torch.device(model.device)))
             if runner.recurrent and worst is not None:

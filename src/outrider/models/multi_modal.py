@@ -74,11 +74,11 @@ def closers(config: PretrainedConfig) -> frozenset[int]:
     return frozenset(mark for mark in marks if mark is not None)
 
 
-def hears_in_prompts(config: PretrainedConfig) -> bool:
+def reads_sound_in_prompts(config: PretrainedConfig) -> bool:
     """Whether a prompt of such a model may hold sound.
 
     >>> from transformers import LlavaConfig, VoxtralConfig
-    >>> hears_in_prompts(VoxtralConfig()), hears_in_prompts(LlavaConfig())
+    >>> reads_sound_in_prompts(VoxtralConfig()), reads_sound_in_prompts(LlavaConfig())
     (True, False)
     """
     parts = (config, read(config, "audio_config", PretrainedConfig))
@@ -193,11 +193,13 @@ class MultiModalRunner(TransformersRunner):
                     f"tokens: {first_line(error)}; give as many as the prompt has places for, as "
                     "the model's own processor makes them"
                 ) from error
-            cache.inputs = self.kept(output, given, delta() - count + tokens.shape[1])
+            cache.inputs = self.keep_media(output, given, delta() - count + tokens.shape[1])
         text = output.get("language_model_outputs", output)
         return count, self._aux_states(aux_layers, heard, text, output.logits.shape[1])
 
-    def kept(self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor) -> RowStore:
+    def keep_media(
+        self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor
+    ) -> RowStore:
         """What a row keeps of the call that has read its images, which was `given` them."""
         return RowPositions(delta_1)
 

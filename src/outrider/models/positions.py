@@ -206,12 +206,12 @@ class IndexedRunner(TransformersRunner):
     """Runs a model whose layers choose what they attend to; a check narrows the choice as well."""
 
     @contextmanager
-    def narrowed(self, size: int) -> Iterator[None]:
+    def short_windows(self, size: int) -> Iterator[None]:
         """Windows, chunks and choices of `size`, so that a short text reaches past them.
 
         Choices stay in half precision, where the last bit of a score may turn one.
         """
-        with super().narrowed(size), ExitStack() as swaps:
+        with super().short_windows(size), ExitStack() as swaps:
             for module in self._parts.modules if self.dtype.itemsize >= 4 else ():
                 if read(module, "index_topk", int):
                     swaps.enter_context(_choosing(self.model, module, size))

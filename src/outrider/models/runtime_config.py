@@ -100,7 +100,7 @@ def _dtypes(wish: RuntimeOptions, target: ModelSource, place: torch.device) -> l
     dtype = target.loaded_dtype() or "auto" if wish.dtype == "auto" else str(wish.dtype)
     if place.type == "cpu" and (target.in_blocks or dtype in QUANTISED):
         build.wait()
-    why = weight_only.unfit(place)
+    why = weight_only.unsupported_reason(place)
     if dtype in QUANTISED and why:
         raise ConfigurationError(
             f"dtype={dtype!r} is not to be had here: {why}; use {', '.join(DTYPES)} or 'auto'"

@@ -313,7 +313,7 @@ class ModelSource:
                 f"weights that a device_map has fetched for each call stay as they are; got {self} "
                 f"with dtype={dtype!r}; leave dtype out, or load it without device_map"
             )
-        return not foreign and not fetched and weight_only.concerns(dtype, device)
+        return not foreign and not fetched and weight_only.applies_to(dtype, device)
 
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model with weights of this type, as it runs (`weight_only`)."""

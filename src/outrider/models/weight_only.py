@@ -29,26 +29,26 @@ STORED = "stored"  #: as the file has them
 QUANTISED = ("int8", "int4")
 
 
-def unfit(device: torch.device) -> str | None:
+def unsupported_reason(device: torch.device) -> str | None:
     """Why no weights are kept so there; None: they can be."""
     if device.type != "cpu":
         return f"its kernels are compiled for a CPU, and models run on {device}"
     return build.unbuilt()
 
 
-def concerns(dtype: str, device: torch.device) -> bool:
+def applies_to(dtype: str, device: torch.device) -> bool:
     """Whether weights of this type are packed, and states and sums float32.
 
     Quantised weights always are. Half precision is wherever the processor has no tiles (AMX): torch
     reads bfloat16 weights slower than they are read packed even where the processor has products of
     them (AVX-512), and elsewhere takes longer with every row.
 
-    >>> concerns("float32", torch.device("cpu")), concerns("bfloat16", torch.device("cuda"))
+    >>> applies_to("float32", torch.device("cpu")), applies_to("bfloat16", torch.device("cuda"))
     (False, False)
     """
     if dtype in (*QUANTISED, STORED):
         return True
-    if dtype == "float32" or unfit(device) is not None:
+    if dtype == "float32" or unsupported_reason(device) is not None:
         return False
     return dtype == "float16" or not isa.has_tiles()
 
@@ -353,7 +353,7 @@ def states_dtype(dtype: str, device: torch.device) -> torch.dtype:
     >>> states_dtype("int8", torch.device("cpu"))
     torch.float32
     """
-    if concerns(dtype, device):
+    if applies_to(dtype, device):
         return torch.float32
     kind: torch.dtype = getattr(torch, dtype)
     return kind

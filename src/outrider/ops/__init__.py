@@ -23,8 +23,8 @@ The law that a draw returns is the one to declare in the draft. It carries what 
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
 
 Verifying: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
-rule's own formula is to run (`outrider.verifiers.run_kernel`). `settle` cuts a step's block at stop
-tokens, limits and faults. `warp` makes laws of logits; `floors` turns top-k, top-p and min-p into
+rule's own formula is to run (`outrider.verifiers.run_kernel`). `commit_tokens` cuts a step's
+block at stop tokens, limits and faults. `warp` makes laws of logits; `floors` turns top-k, top-p and min-p into
 thresholds.
 """
 
@@ -44,7 +44,7 @@ floors = dispatched(reference_floors)
 independent = dispatched(draws.independent)
 likely = dispatched(draws.likely)
 sample = dispatched(draws.sample)
-settle = dispatched(walking.settle)
+commit_tokens = dispatched(walking.commit_tokens)
 several = dispatched(draws.several)
 streams = dispatched(draws.streams)
 survivors = dispatched(draws.survivors)
@@ -67,6 +67,7 @@ __all__ = [
     "VerifyKernel",
     "assisted",
     "chosen",
+    "commit_tokens",
     "draw",
     "floors",
     "follow",
@@ -82,7 +83,6 @@ __all__ = [
     "sample",
     "scaled",
     "select",
-    "settle",
     "several",
     "stack",
     "streams",

@@ -31,7 +31,7 @@ class Backend(NamedTuple):
 
     name: str
     ops: Mapping[str, Operation]
-    unfit: Callable[[torch.device], str | None]  #: why it cannot run on a device
+    unsupported_reason: Callable[[torch.device], str | None]  #: why it cannot run on a device
     declines: Callable[..., str | None]  #: why it cannot run an operation (name, *inputs)
 
 
@@ -112,7 +112,7 @@ def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     run = backend.ops.get(op)
     if run is None:
         return None
-    reason = backend.unfit(device) or backend.declines(op, *inputs)
+    reason = backend.unsupported_reason(device) or backend.declines(op, *inputs)
     if reason is None:
         return run
     if insist and asked is not None:

@@ -210,7 +210,7 @@ def _texts(
         text = (files("outrider.server") / "page.html").read_text("utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
-    if known.media is not None and known.media.hears:
+    if known.media is not None and known.media.reads_sound:
         ear = SpeechModelInfo(service.names[0], None, known.media.rate)
         _transcriptions(app, ear, engine, service, counts)
         return

@@ -40,7 +40,7 @@ class Parsers:
         template = chat_template(tokenizer)
         return cls(tool_parser(tools, template), reasoning_parser(reasoning, template))
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         tools = "no tools" if self.tools is None else f"tools as {self.tools.name}"
         thoughts = (

@@ -60,7 +60,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
 MOST_TOOLS = 128
 
 
-class Text(Body):
+class TextPart(Body):
     """A part of a message."""
 
     type: Literal["text"]
@@ -107,7 +107,7 @@ class AudioPart(Body):
 
 #: Parts of a message that are not text.
 MediaPart = ImagePart | AudioPart
-Part = Annotated[Text | Refused | ImagePart | AudioPart, Field(discriminator="type")]
+Part = Annotated[TextPart | Refused | ImagePart | AudioPart, Field(discriminator="type")]
 
 
 class CalledFunction(Body):
@@ -299,9 +299,9 @@ def allowed(
     return Allowed(functions, must, named, together and not named)
 
 
-def plain(content: str | Sequence[Text | Refused | MediaPart]) -> str:
+def plain(content: str | Sequence[TextPart | Refused | MediaPart]) -> str:
     """The text of a message or a prediction."""
     if isinstance(content, str):
         return content
-    said = (part for part in content if isinstance(part, Text | Refused))
-    return "".join(part.text if isinstance(part, Text) else part.refusal for part in said)
+    said = (part for part in content if isinstance(part, TextPart | Refused))
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in said)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, model_validator
 
 from outrider import arguments
-from outrider.server.messages import MOST_TOOLS, Body, Message, Text, Tool, ToolChoice, allowed
+from outrider.server.messages import MOST_TOOLS, Body, Message, TextPart, Tool, ToolChoice, allowed
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]
@@ -85,7 +85,7 @@ class PredictedContent(Body):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
-    content: str | list[Text]
+    content: str | list[TextPart]
 
 
 class ResumeState(Body):

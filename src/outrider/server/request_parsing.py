@@ -376,7 +376,7 @@ def _resumed(choice: ChoiceState, sent: ResumeState) -> None:
     for at, token in enumerate(ids, start=1):  # one by one: what is certain of a text is told
         ended = sent.finish_reason if at == len(ids) else None
         block = StepOutput(0, [token], 0, ended, logprobs=None if logs is None else [0.0])
-        text += answer.absorb(block).text
+        text += answer.append(block).text
     if logs is not None:
         choice.likeliest = [[] for _ in ids]
     choice.told, choice.reason = len(ids), sent.finish_reason

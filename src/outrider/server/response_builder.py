@@ -27,7 +27,7 @@ _FILLING = secrets.token_hex(_PADDED).encode()
 
 def append_output(choice: ChoiceState, block: StepOutput) -> TextBlock:
     """A block's words, counted."""
-    said = choice.answer.absorb(block)
+    said = choice.answer.append(block)
     if choice.owed:
         said, choice.owed = replace(said, text=choice.owed + said.text), ""
     stats, now = choice.stats, time.monotonic()

@@ -30,7 +30,7 @@ class ContentPart(Body):
     logprobs: list[Any] | None = None
 
     @property
-    def said(self) -> str:
+    def plain_text(self) -> str:
         """Its words."""
         return self.text or self.refusal or ""
 
@@ -250,7 +250,7 @@ def _is_answer(item: Item) -> bool:
 
 
 def _said(content: str | Sequence[ContentPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.said for part in content)
+    return content if isinstance(content, str) else "".join(part.plain_text for part in content)
 
 
 def _read(content: str | list[InputPart]) -> str | list[dict[str, Any]]:
@@ -263,7 +263,7 @@ def _read(content: str | list[InputPart]) -> str | list[dict[str, Any]]:
 
 def _part(part: InputPart) -> dict[str, Any]:
     if isinstance(part, ContentPart):
-        return {"type": "text", "text": part.said}
+        return {"type": "text", "text": part.plain_text}
     if isinstance(part, AudioPart):
         return part.model_dump()
     return {"type": "image_url", "image_url": ImageURL(url=part.image_url).model_dump()}

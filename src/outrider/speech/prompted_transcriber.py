@@ -56,7 +56,7 @@ class SoundPrompts(Protocol):
     def within(self, limits: StopConditions, sound: Inputs | MultiModalInputs) -> StopConditions:
         """Where the text of this recording ends, at most as `limits` say."""
 
-    def said(self, tokens: Sequence[int]) -> str:
+    def answer_text(self, tokens: Sequence[int]) -> str:
         """The text of an answer."""
 
 
@@ -207,7 +207,7 @@ class PromptedTranscription(SegmentStream):
     def _written(self, window: _AskedWindow) -> None:
         """A window's text; those that were waiting for it are told behind it."""
         one = window.recording
-        text = self._model.said(window.tokens).strip()
+        text = self._model.answer_text(window.tokens).strip()
         segment = None
         if text:
             logs, (start, end) = window.logprobs, window.span

@@ -144,7 +144,7 @@ class SegmentStream(Iterator[Segment], ABC):
         """Whether every recording is over."""
         return not self._waiting and not self._under_way()
 
-    def heard(self, number: int) -> float:
+    def seconds_done(self, number: int) -> float:
         """Seconds of a recording that are behind its last segment, for progress."""
         if self.transcripts[number] is not None or number in self.errors:
             return self.recordings[number].seconds

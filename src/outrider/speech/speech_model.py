@@ -14,8 +14,8 @@ from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtrac
 
 from outrider.errors import ConfigurationError, usable_file
 from outrider.models import pretrained
-from outrider.models.config import hears
-from outrider.models.multi_modal import hears_in_prompts
+from outrider.models.config import is_speech
+from outrider.models.multi_modal import reads_sound_in_prompts
 from outrider.models.prefill import causal, inference
 from outrider.models.sources import ModelSource
 from outrider.speech.vocabulary import Vocabulary
@@ -30,9 +30,9 @@ def check(target: ModelSource, language: str | None, task: str) -> None:
     Raises ConfigurationError and its kin, as a transcription itself does.
     """
     name = str(target)
-    if hears_in_prompts(target.config):
+    if reads_sound_in_prompts(target.config):
         return  # asked in words, and refused in words
-    if not hears(target.config):
+    if not is_speech(target.config):
         raise not_a_speech_model(name)
     vocabulary = Vocabulary.of(target.settings(), name)
     vocabulary.language(language, name)
@@ -125,10 +125,10 @@ def opened(
     `given` says where it comes from, `drafts` are the configurations of its draft models. Raises
     ConfigurationError for a feature extractor that makes other windows than the model reads.
     """
-    if not hears(model.config):
+    if not is_speech(model.config):
         return None
     mels = model.config.num_mel_bins
-    other = next((d for d in drafts if hears(d) and d.num_mel_bins != mels), None)
+    other = next((d for d in drafts if is_speech(d) and d.num_mel_bins != mels), None)
     extractor = usual(model.config)
     if not isinstance(given, PreTrainedModel):
         with usable_file(name, EXTRACTOR):

@@ -179,7 +179,7 @@ class SequentialWindows:
         other = hearing.draft_extractor
         self._draft = None if other is None else frames(other, samples)
         self._conditioned = settings.conditioned(self.kind)
-        self._history = list(told(hearing, settings))
+        self._history = list(initial_prompt_ids(hearing, settings))
         self._since = 0  # what was said before is told no more
         self._seek, self._number, self._waits = 0, 0, False
 
@@ -239,7 +239,7 @@ class IndependentWindows:
         else:
             spans = vad.of_speech(settings.vad, samples, hearing.rate, longest, name)
         self._spans = deque(enumerate(spans))
-        self._told = tuple(told(hearing, settings))
+        self._told = tuple(initial_prompt_ids(hearing, settings))
         self._ready: dict[int, list[DecodedWindow]] = {}
         self._next, self._count = 0, len(spans)
 
@@ -283,7 +283,7 @@ class IndependentWindows:
         return now
 
 
-def told(hearing: WhisperModel, settings: TranscribeSettings) -> list[int]:
+def initial_prompt_ids(hearing: WhisperModel, settings: TranscribeSettings) -> list[int]:
     """The initial prompt's tokens."""
     given = settings.initial_prompt
     if given is None:

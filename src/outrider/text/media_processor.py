@@ -270,7 +270,7 @@ class MediaProcessor:
         return next((one for one in makers if one is not None), alone)
 
     @property
-    def hears(self) -> bool:
+    def reads_sound(self) -> bool:
         """Whether prompts may hold sound; False where there is no processor."""
         if self.pixels_alone or self.recordings_alone:
             return False

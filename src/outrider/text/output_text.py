@@ -168,7 +168,7 @@ class IncrementalText:
     behind   where stop strings are looked for in a text: behind some place; None: not yet
 
     >>> answer = IncrementalText(None, Stop(), (1, 2))
-    >>> answer.absorb(StepOutput(0, [5, 6], 1, "length")).token_ids, answer.tokens
+    >>> answer.append(StepOutput(0, [5, 6], 1, "length")).token_ids, answer.tokens
     ([5, 6], [5, 6])
     """
 
@@ -199,7 +199,7 @@ class IncrementalText:
         """Whether a stop string may end it."""
         return self._words is not None and bool(self._words.stop_strings)
 
-    def absorb(self, block: StepOutput) -> TextBlock:
+    def append(self, block: StepOutput) -> TextBlock:
         """A block's words. A stop string cuts the block, which then ends the answer: "stop"."""
         ids, reason = block.token_ids, block.finish_reason
         text, words = "", self._words
@@ -266,7 +266,7 @@ class Stream(Iterator[TextBlock]):
             for block in self.run:
                 answer = self._answers[block.row]
                 if answer.watched:
-                    self._end_if_stopped(answer, answer.absorb(block))
+                    self._end_if_stopped(answer, answer.append(block))
                 else:
                     answer.keep(block.token_ids, block.logprobs)
         finally:  # an interrupted call has the text of its tokens, too
@@ -277,7 +277,7 @@ class Stream(Iterator[TextBlock]):
     def __next__(self) -> TextBlock:
         block = next(self.run)
         answer = self._answers[block.row]
-        return self._end_if_stopped(answer, answer.absorb(block))
+        return self._end_if_stopped(answer, answer.append(block))
 
     def _end_if_stopped(self, answer: IncrementalText, block: TextBlock) -> TextBlock:
         """End the row of an answer that a stop string has ended."""

@@ -95,7 +95,7 @@ class TranscriptionPrompts(TranscribingModel):
         given = {name: known[name] for name in takes if known.get(name) is not None}
         return self.media.made(lambda: request(**given), "a recording to be transcribed")
 
-    def said(self, tokens: Sequence[int]) -> str:
+    def answer_text(self, tokens: Sequence[int]) -> str:
         """The text of an answer, without what the processor knows to be none."""
         text = self.text(tokens)
         extract = found(self.media.processor, "extract_transcription")
@@ -201,6 +201,6 @@ class SourceTranscription(TranscribingModel):
         most = moments if limits.max_new_tokens is None else min(moments, limits.max_new_tokens)
         return replace(limits, max_new_tokens=most)
 
-    def said(self, tokens: Sequence[int]) -> str:
+    def answer_text(self, tokens: Sequence[int]) -> str:
         """The text of an answer."""
         return self.text(tokens)

@@ -391,7 +391,7 @@ class Speculator:
             return None
         if self.media.recordings_alone:
             return self._sound_source(self.media)
-        if not self.media.hears:
+        if not self.media.reads_sound:
             return None
         from outrider.text.sound_prompts import TranscriptionPrompts
 

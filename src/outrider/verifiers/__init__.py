@@ -85,7 +85,7 @@ def get(name: str, /, **options: object) -> "Verifier":
     rule = VERIFIERS[name]
     if not options:
         return rule
-    usual = taken(rule)
+    usual = options_of(rule)
     for option, value in options.items():
         if option not in usual:
             takes = ", ".join(f"{n} (usually {v!r})" for n, v in usual.items()) or "no options"
@@ -104,10 +104,10 @@ def get(name: str, /, **options: object) -> "Verifier":
     return replace(rule, **options)
 
 
-def taken(rule: "Verifier") -> dict[str, object]:
+def options_of(rule: "Verifier") -> dict[str, object]:
     """The options of a rule and their values.
 
-    >>> taken(get("typical"))
+    >>> options_of(get("typical"))
     {'epsilon': 0.09, 'delta': 0.3}
     """
     if not is_dataclass(rule):
@@ -128,7 +128,7 @@ def chosen(
     """
     asked = arguments.by_name("rule_options", options)
     if asked and not isinstance(rule, str):
-        able = {name: ", ".join(taken(other)) for name, other in VERIFIERS.items()}
+        able = {name: ", ".join(options_of(other)) for name, other in VERIFIERS.items()}
         takes = "; ".join(f"{name}: {names}" for name, names in able.items() if names)
         raise ConfigurationError(
             f"rule_options belong to a rule by name; got {arguments.shown(asked)} and "

@@ -96,7 +96,7 @@ class Library:
         """The function of this name. Raises TypeError if it does not take these."""
         known = self._known.get((name, types))
         if known is None:
-            takes = taken(name, self._texts)
+            takes = argument_types(name, self._texts)
             if takes != types:
                 raise TypeError(
                     f"{name} takes {_named(takes)}, and would be given {_named(types)}: files of "
@@ -109,10 +109,10 @@ class Library:
         return known
 
 
-def taken(name: str, texts: dict[str, str]) -> tuple[type, ...]:
+def argument_types(name: str, texts: dict[str, str]) -> tuple[type, ...]:
     """What a function takes, by the source that defines it; nothing if none does.
 
-    >>> taken("twice", {"twice.c": "int twice(int64_t count, const float *x) {"})
+    >>> argument_types("twice", {"twice.c": "int twice(int64_t count, const float *x) {"})
     (<class 'ctypes.c_long'>, <class 'ctypes.c_void_p'>)
     """
     opened = re.compile(rf"^\w+ {name}\(([^)]*)\)\s*{{", re.MULTILINE)
@@ -148,7 +148,7 @@ def function(name: str, types: tuple[type, ...]) -> Callable[..., int]:
     return library().function(name, types)
 
 
-def told() -> str:
+def describe() -> str:
     """Which library runs, or why none does, in words."""
     found, cap = _found(), isa.capped()
     capped = f" ({isa.VARIABLE} leaves out what is above {cap})" if cap else ""

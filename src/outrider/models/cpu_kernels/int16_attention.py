@@ -19,10 +19,10 @@ _ATTENTION = (*(_WHOLE,) * 4, ctypes.c_float, *(_POINTER,) * 2)
 _LONGEST = 512  #: numbers a head, of which products are added up in 32 bits
 
 
-def unfit(size: int) -> str | None:
+def unsupported_reason(size: int) -> str | None:
     """Why heads of so many numbers are not attended to so; None: they can be.
 
-    >>> unfit(24)
+    >>> unsupported_reason(24)
     'heads are a multiple of 16 numbers, 512 at most; got 24'
     """
     if size % LANES or not 0 < size <= _LONGEST:
@@ -35,7 +35,7 @@ def unfit(size: int) -> str | None:
 def attend(qkv_T3HE: Tensor, scale: float) -> Tensor:
     """softmax(scale q k') v of queries, keys and values in float32: [T, H, E].
 
-    Raises RuntimeError where `unfit` says why.
+    Raises RuntimeError where `unsupported_reason` says why.
     """
     slots, three, heads, size = qkv_T3HE.shape
     if three != 3 or qkv_T3HE.dtype != torch.float32 or size % LANES or size > _LONGEST:

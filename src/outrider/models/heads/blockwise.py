@@ -32,7 +32,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
-from outrider.models.heads.formats import said
+from outrider.models.heads.formats import read_config
 from outrider.models.heads.model import HeadModel, open_states, read_states, write_states
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
@@ -171,12 +171,12 @@ class BlockwiseSource(TargetBoundSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with blockwise heads."""
-        return isinstance(given, (str, Path)) and "blockwise_heads" in said(given)
+        return isinstance(given, (str, Path)) and "blockwise_heads" in read_config(given)
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
         self.config: PretrainedConfig = target.config
-        fields = said(given)
+        fields = read_config(given)
         do = "give what outrider.models.heads.blockwise.save has written"
         unknown = sorted(set(fields) - {*_FIELDS})
         if unknown:

@@ -203,10 +203,10 @@ class MaskedBlockHead:
         there = place_BQ < known_B1 + block
         at_BQ = torch.minimum(place_BQ, known_B1 + block - 1)
         found = read_states(cache.own, at_BQ, self.head.width, self.dtype)
-        logits = self.said(cache, nodes, found)
+        logits = self.block_logits(cache, nodes, found)
         return logits.masked_fill(~there[..., None], -torch.inf)
 
-    def said(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
+    def block_logits(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
         """[B, Q, K]: what the block's states say behind (the last Q of) the nodes."""
         return self.head.logits(read_BQE)
 
@@ -279,7 +279,7 @@ def sights_of(
     kinds = [SLIDING] * count if every else kinds
     if SLIDING in kinds and (not isinstance(window, int) or window < 1):
         do = "write sliding_window, a number of positions, into its config.json"
-        raise formats.unfit(folder, f"sliding layers and sliding_window={window!r}", do)
+        raise formats.bad_head(folder, f"sliding layers and sliding_window={window!r}", do)
     size = window if isinstance(window, int) else None
     return tuple(BlockSight(size, causal) if kind == SLIDING else BlockSight() for kind in kinds)
 
@@ -311,13 +311,13 @@ class DFlashSource(TargetBoundSource):
         """Whether this names a folder with such a head."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.said(given)
+        fields = formats.read_config(given)
         own = fields.get("speculators_model_type") == cls.kind
         return own or (cls.kind == "dflash" and "dflash_config" in fields)
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
-        fields, decoder = formats.said(given), decoder_of(target.config)
+        fields, decoder = formats.read_config(given), decoder_of(target.config)
         layers, wide = int(decoder.num_hidden_layers), int(decoder.hidden_size)
         known = vocabulary_of(target.config)
         asked = self._speculators if "speculators_model_type" in fields else self._authors
@@ -326,12 +326,12 @@ class DFlashSource(TargetBoundSource):
         formats.fits(self.given, aux_layers, layers)
         if layer.hidden_size != wide:
             given_width = f"width {layer.hidden_size}, for a target of width {wide}"
-            raise formats.unfit(self.given, given_width, "use it with the target of that width")
+            raise formats.bad_head(self.given, given_width, "use it with the target of that width")
         formats.same_vocabulary(str(self), layer.vocab_size, target, known)
         block, size = fields.get("block_size"), fields.get("draft_vocab_size") or known
         if not isinstance(block, int) or block < 2 or not isinstance(mask, int):
             do = "give a whole checkpoint"
-            raise formats.unfit(self.given, f"block_size={block!r}, mask_token_id={mask!r}", do)
+            raise formats.bad_head(self.given, f"block_size={block!r}, mask_token_id={mask!r}", do)
         self._asked = DFlashConfig(layer, aux_layers, block, mask, int(size), sights)
 
     def _speculators(
@@ -339,7 +339,9 @@ class DFlashSource(TargetBoundSource):
     ) -> tuple[PretrainedConfig, tuple[int, ...], object, tuple[BlockSight, ...]]:
         if fields.get("projector_type", "dflash") != self.projector:
             kind = f"projector_type={fields['projector_type']!r}, which is not computed here"
-            raise formats.unfit(self.given, kind, "give a head of projector 'dflash' or 'domino'")
+            raise formats.bad_head(
+                self.given, kind, "give a head of projector 'dflash' or 'domino'"
+            )
         inert = formats.INERT | _OTHER_FORMS | {"projector_type"}
         formats.refuse(self.given, fields, inert | _SPECULATORS | self.fields)
         inner: Any = fields.get("transformer_layer_config")

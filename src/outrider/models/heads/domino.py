@@ -81,7 +81,7 @@ class DominoHead(MaskedBlockHead):
     def __init__(self, head: Domino) -> None:
         super().__init__(head)
 
-    def said(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
+    def block_logits(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
         """[B, Q, V]: what the block and the tokens say behind (the last Q of) the nodes."""
         queries, correct = read_BQE.shape[1], self.head.domino_head
         tokens, positions, slots, seen = (table[:, -queries:] for table in nodes[:4])
@@ -111,24 +111,24 @@ class DominoSource(DFlashSource):
         """Whether this names a folder with such a head."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.said(given)
+        fields = formats.read_config(given)
         named = fields.get("speculators_model_type") == cls.kind
         return named and fields.get("projector_type") == cls.projector
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, given)
-        fields = formats.said(given)
+        fields = formats.read_config(given)
         sizes: Any = [fields.get("gru_hidden_dim", 1024), fields.get("emb_dim", 256)]
         sizes.append(fields.get("pure_draft_prefix_len", 1))
         own = f"gru_hidden_dim, emb_dim, pure_draft_prefix_len={sizes}"
         if not all(isinstance(size, int) and size >= 0 for size in sizes) or sizes[0] % 2:
             do = "give whole numbers, the first of them even"
-            raise formats.unfit(self.given, own, do)
+            raise formats.bad_head(self.given, own, do)
         if fields.get("shift_label") is False or self._asked.draft_vocab_size != self._vocab:
             size = f"draft_vocab_size={self._asked.draft_vocab_size} of {self._vocab}"
             given_as = f"shift_label={fields.get('shift_label')!r}, {size}"
             do = "give a Domino head, which guesses from the pending token on, over all tokens"
-            raise formats.unfit(self.given, given_as, do)
+            raise formats.bad_head(self.given, given_as, do)
         self._sizes: tuple[int, int] = (sizes[0], sizes[1])
         self._pure: int = sizes[2]
 

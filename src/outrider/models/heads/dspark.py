@@ -92,7 +92,7 @@ class DSparkHead(MaskedBlockHead):
         super().__init__(head)
         self.ahead = 0 if head.anchored else 1
 
-    def said(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
+    def block_logits(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
         """[B, Q, K]: what the block and the tokens say behind (the last Q of) the nodes."""
         markov, queries = self.head.markov_head, read_BQE.shape[1]
         logits = self.head.logits(read_BQE)
@@ -149,7 +149,7 @@ class DSparkSource(DFlashSource):
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, given)
-        fields = formats.said(given)
+        fields = formats.read_config(given)
         self._anchored = bool(fields.get("sample_from_anchor", True))
         self._markov, self._rank = _sequential(self.given, fields)
 
@@ -170,5 +170,5 @@ def _sequential(folder: Path, fields: Mapping[str, Any]) -> tuple[str | None, in
         return None, 0
     if kind not in MARKOV or not isinstance(rank, int) or rank < 0 or rank % 2:
         given = f"markov_head_type={kind!r}, markov_rank={rank!r}"
-        raise formats.unfit(folder, given, f"give one of {', '.join(MARKOV)}, of even rank")
+        raise formats.bad_head(folder, given, f"give one of {', '.join(MARKOV)}, of even rank")
     return kind, rank

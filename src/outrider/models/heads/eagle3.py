@@ -144,10 +144,10 @@ class Eagle3(DraftHead):
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         """One state [B, Q, E] of the target's states [B, Q, E'] at the aux layers."""
-        fused: Tensor = self.fc(self.joined(hidden))
+        fused: Tensor = self.fc(self.concatenated(hidden))
         return fused
 
-    def joined(self, hidden: Sequence[Tensor]) -> Tensor:
+    def concatenated(self, hidden: Sequence[Tensor]) -> Tensor:
         """The states side by side, as they are before they are fused."""
         if self.config.fc_norm:
             hidden = [norm(state) for norm, state in zip(self.fc_norm, hidden, strict=True)]
@@ -291,7 +291,7 @@ class Eagle3Cpu:
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         """One state [B, Q, E] of the target's states [B, Q, E'] at the aux layers."""
-        return self._fc(self.module.joined(hidden))
+        return self._fc(self.module.concatenated(hidden))
 
     def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
         """Entries of tokens, each with the state of the token before it."""

@@ -80,7 +80,7 @@ class Checkpoint(NamedTuple):
     draft_dtype: str | None  #: "int8" if it says that it is best kept so
 
 
-def said(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | Path) -> dict[str, Any]:
     """The folder's config.json; nothing if it has none that can be read."""
     try:
         fields = json.loads((Path(folder) / "config.json").read_text("utf-8"))
@@ -101,13 +101,13 @@ def refuse_unknown(folder: Path) -> None:
 
     Raises ConfigurationError, which says what was found and what is known.
     """
-    fields = said(folder)
+    fields = read_config(folder)
     kind, made = fields.get("model_type"), fields.get("architectures") or []
     names = [name for name in (kind, *made, *fields) if isinstance(name, str)]
     found = [name for name in names if _HEADS.search(name)]
     if kind in CONFIG_MAPPING_NAMES or "auto_map" in fields or not found:
         return
-    raise unfit(
+    raise bad_head(
         folder,
         f"a head of a form that is not known: model_type={kind!r}, architectures={made}, "
         f"and {found[0]!r}",
@@ -130,19 +130,19 @@ def read(
     Raises ConfigurationError for what cannot be read, what is not computed here, and what does not
     fit the target.
     """
-    fields = {name: value for name, value in said(folder).items() if name not in more}
+    fields = {name: value for name, value in read_config(folder).items() if name not in more}
     if fields.get("speculators_model_type", kind) != kind:
         do = "give a head of EAGLE-3, P-EAGLE, DFlash or DSpark ('eagle3', 'peagle', ...)"
-        raise unfit(folder, f"speculators_model_type={fields['speculators_model_type']!r}", do)
+        raise bad_head(folder, f"speculators_model_type={fields['speculators_model_type']!r}", do)
     asked = _speculators if layout(fields) == SPECULATORS else _original
     config, sure = asked(folder, fields, int(target.num_hidden_layers))
     weights = weights_of(folder)
     if "fc.weight" not in weights:
-        raise unfit(folder, "no tensor fc.weight", "give a folder with an EAGLE-3 head")
+        raise bad_head(folder, "no tensor fc.weight", "give a folder with an EAGLE-3 head")
     wide = int(target.hidden_size)
     states = weights["fc.weight"].shape[1]
     if states != len(config.aux_layers) * wide or config.target_width not in (None, wide):
-        raise unfit(
+        raise bad_head(
             folder,
             f"{states} inputs of fc for {len(config.aux_layers)} states of width "
             f"{config.target_width or wide}, and a target of width {wide}",
@@ -150,7 +150,9 @@ def read(
         )
     kept = fields.get("draft_dtype")
     if kept not in (None, "int8"):
-        raise unfit(folder, f"draft_dtype={kept!r}, which is not 'int8'", "leave draft_dtype out")
+        raise bad_head(
+            folder, f"draft_dtype={kept!r}, which is not 'int8'", "leave draft_dtype out"
+        )
     return Checkpoint(_with_width(config, wide), weights, sure, kept)
 
 
@@ -183,7 +185,7 @@ def _speculators(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[
     refuse(folder, fields, INERT | _OWN | {"transformer_layer_config"})
     if "norm_before_residual" not in fields:
         do = "write norm_before_residual, true or false, into its config.json"
-        raise unfit(folder, "no norm_before_residual, which has no default that all share", do)
+        raise bad_head(folder, "no norm_before_residual, which has no default that all share", do)
     ids = fields.get(_LAYERS)
     return _config(folder, fields, fields.get("transformer_layer_config"), ids, layers), True
 
@@ -194,7 +196,7 @@ def _original(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eag
         if name in (_LAYERS, *FLAGS) or value is None:
             continue
         if name not in _EAGLE or value != _EAGLE[name]:
-            raise unfit(folder, f"eagle_config.{name}={value!r}", "give another head")
+            raise bad_head(folder, f"eagle_config.{name}={value!r}", "give another head")
     both = {**fields, **{name: eagle[name] for name in (_LAYERS, *FLAGS) if name in eagle}}
     layer = {name: value for name, value in fields.items() if name not in _OWN | {"eagle_config"}}
     return _config(folder, both, layer, both.get(_LAYERS), layers), False
@@ -220,12 +222,12 @@ def layers_as(folder: Path, layer: Any, slides: bool = False) -> PretrainedConfi
     if not isinstance(layer, dict) or layer.get("model_type") not in KINDS:
         given = layer.get("model_type") if isinstance(layer, dict) else layer
         do = f"its decoder layers may be of {' or '.join(KINDS)}"
-        raise unfit(folder, f"decoder layers of {given!r}", do)
+        raise bad_head(folder, f"decoder layers of {given!r}", do)
     known = AutoConfig.for_model(layer["model_type"])
     refuse(folder, layer, set(known.to_dict()) | LAYER_TOO | INERT)
     windows = "sliding_attention" in (layer.get("layer_types") or ())
     if not slides and (layer.get("use_sliding_window") or windows):
-        raise unfit(folder, "use_sliding_window=True", "give a head with full attention")
+        raise bad_head(folder, "use_sliding_window=True", "give a head with full attention")
     rest = {name: value for name, value in layer.items() if name != "model_type"}
     return AutoConfig.for_model(layer["model_type"], **rest)
 
@@ -234,7 +236,9 @@ def fits(folder: Path, aux_layers: tuple[int, ...], layers: int) -> None:
     """Refuse states that a target of so many layers does not have."""
     if not all(isinstance(layer, int) and 0 <= layer < layers for layer in aux_layers):
         do = "use it with the target that it was made for"
-        raise unfit(folder, f"states of layers {aux_layers}, for a target of {layers} layers", do)
+        raise bad_head(
+            folder, f"states of layers {aux_layers}, for a target of {layers} layers", do
+        )
 
 
 def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int) -> Tensor | None:
@@ -246,7 +250,7 @@ def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int
     if shift is None:
         if size != vocab:
             given = f"{size} of {vocab} tokens and no d2t, which says which ones"
-            raise unfit(folder, given, "give a whole checkpoint")
+            raise bad_head(folder, given, "give a whole checkpoint")
         return None
     ids = shift.long() + torch.arange(len(shift))
     marked = weights.get("t2d")
@@ -270,7 +274,7 @@ def refuse(folder: Path, fields: Mapping[str, Any], known: frozenset[str] | set[
     for name, value in fields.items():
         if name not in known and not name.startswith("_") and value not in (None, False, [], {}):
             do = "give a head that does not ask for it"
-            raise unfit(folder, f"{name}={value!r}, which is not computed here", do)
+            raise bad_head(folder, f"{name}={value!r}, which is not computed here", do)
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
@@ -284,7 +288,7 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
             whole = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
             found = dict(whole)
     except UnpicklingError as error:
-        raise unfit(folder, pickled(error), "give a head in safetensors") from error
+        raise bad_head(folder, pickled(error), "give a head in safetensors") from error
     except (OSError, RuntimeError, SafetensorError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"cannot read the head's weights; got {str(folder)!r} ({type(error).__name__}: "
@@ -333,5 +337,5 @@ def same_vocabulary(name: str, own: int, target: ModelSource, known: int) -> Non
         )
 
 
-def unfit(folder: Path, given: str, do: str) -> ConfigurationError:
+def bad_head(folder: Path, given: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"the head {str(folder)!r} cannot be used; got {given}; {do}")

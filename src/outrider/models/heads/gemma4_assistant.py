@@ -233,7 +233,9 @@ class Gemma4AssistantSource(TargetBoundSource):
         """Whether this names a folder with an assistant, or is one."""
         if isinstance(given, PreTrainedModel):
             return given.config.model_type in KINDS
-        return isinstance(given, (str, Path)) and formats.said(given).get("model_type") in KINDS
+        return (
+            isinstance(given, (str, Path)) and formats.read_config(given).get("model_type") in KINDS
+        )
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         super().__init__(target, given)
@@ -241,7 +243,7 @@ class Gemma4AssistantSource(TargetBoundSource):
         self._name = Path(str(self))
         kind, wide = target.config.model_type, int(decoder_of(target.config).hidden_size)
         if kind not in TARGETS or whole.backbone_hidden_size != wide:
-            raise formats.unfit(
+            raise formats.bad_head(
                 self._name,
                 f"a Gemma 4 target of width {whole.backbone_hidden_size} to read: {target} is "
                 f"{kind!r} of width {wide}",
@@ -255,7 +257,7 @@ class Gemma4AssistantSource(TargetBoundSource):
         try:
             return pretrained.read_config(str(self.given), trust=False)
         except Exception as error:  # whatever somebody else's file makes transformers raise
-            raise formats.unfit(
+            raise formats.bad_head(
                 Path(self.given),
                 f"a config.json that transformers cannot use ({type(error).__name__}: {error})",
                 "give a whole checkpoint, or install a newer transformers",
@@ -286,7 +288,7 @@ class Gemma4AssistantSource(TargetBoundSource):
                     f"{str(error)[:200]}; give a whole checkpoint"
                 ) from error
             made.to(device).requires_grad_(False)
-            if weight_only.concerns(dtype, device):
+            if weight_only.applies_to(dtype, device):
                 weight_only.keep(made, "bfloat16", f"the assistant {self}")
         unsupported.check_numbers(dict(made.named_parameters()), f"the assistant {self}")
         return made.eval()
@@ -306,7 +308,7 @@ class Gemma4AssistantSource(TargetBoundSource):
             heads = self.config.num_attention_heads // attention.num_key_value_groups
             asked[kind] = heads, attention.head_dim
         if any(have.get(kind) != size for kind, size in asked.items()):
-            raise formats.unfit(
+            raise formats.bad_head(
                 self._name,
                 f"queries for keys of (heads, size) {_said(asked)}; the target has {_said(have)}",
                 "use it with the target that it was made for",

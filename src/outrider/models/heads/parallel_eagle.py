@@ -117,7 +117,7 @@ class PEagleSource(HeadSource):
         """Whether this names a folder with such a head."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.said(given)
+        fields = formats.read_config(given)
         kind = formats.layout(fields)
         if kind == formats.SPECULATORS:
             return bool(fields["speculators_model_type"] == cls.kind)
@@ -125,11 +125,11 @@ class PEagleSource(HeadSource):
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, given)
-        fields, vocab = formats.said(given), int(self.config.vocab_size)
+        fields, vocab = formats.read_config(given), int(self.config.vocab_size)
         masks = [fields[name] for name in self._MASKS if fields.get(name) is not None]
         hidden, inputs = self._read.weights.get("mask_hidden"), self._read.weights["fc.weight"]
         if not masks or not isinstance(masks[0], int) or not 0 <= masks[0] < vocab:
-            raise formats.unfit(
+            raise formats.bad_head(
                 self.given,
                 f"mask_token_id={masks[0] if masks else None!r} and a vocabulary of {vocab}",
                 "write the token that stands for a mask into its config.json",
@@ -137,7 +137,7 @@ class PEagleSource(HeadSource):
         if hidden is None or hidden.numel() != inputs.shape[1]:
             size = "none" if hidden is None else f"one of {hidden.numel()} numbers"
             need = f"a tensor mask_hidden of {inputs.shape[1]} numbers: there is {size}"
-            raise formats.unfit(self.given, need, "give a whole checkpoint of a P-EAGLE head")
+            raise formats.bad_head(self.given, need, "give a whole checkpoint of a P-EAGLE head")
         self._read.weights["mask_hidden"] = hidden.view(1, 1, -1)
         self._mask, self._depth = masks[0], _depth(fields)
 

@@ -129,15 +129,15 @@ class PardSource(ModelSource):
         """Whether this names a folder with such a model."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.said(given)
+        fields = formats.read_config(given)
         return fields.get("pard_token") is not None and formats.layout(fields) is None
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         super().__init__(given, "draft", trust=target.trust)
-        self._mask: Any = formats.said(given)["pard_token"]
+        self._mask: Any = formats.read_config(given)["pard_token"]
         vocab = int(self.config.vocab_size)
         if not isinstance(self._mask, int) or not 0 <= self._mask < vocab:
-            raise formats.unfit(
+            raise formats.bad_head(
                 Path(given),
                 f"pard_token={self._mask!r} and a vocabulary of {vocab}",
                 "write the token that stands for a mask into its config.json",

@@ -37,7 +37,10 @@ class HeadSource(TargetBoundSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with a head."""
-        return isinstance(given, (str, Path)) and formats.layout(formats.said(given)) is not None
+        return (
+            isinstance(given, (str, Path))
+            and formats.layout(formats.read_config(given)) is not None
+        )
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
@@ -95,7 +98,7 @@ class HeadSource(TargetBoundSource):
         head = self.module(config, **lent, ids_K=self.ids_K)
         formats.fill(head, weights, str(self))
         head.to(model.device, states_dtype(dtype, model.device)).eval().requires_grad_(False)
-        if weight_only.concerns(dtype, model.device):
+        if weight_only.applies_to(dtype, model.device):
             weight_only.keep(head, "bfloat16", f"the head {self}")
         return head
 

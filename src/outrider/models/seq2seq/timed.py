@@ -59,7 +59,7 @@ class TimedRunner(Seq2SeqRunner, ABC):
         return rows.moments_BTE[each, at_BQ]
 
     @abstractmethod
-    def heard(
+    def listening(
         self, tokens_BQ: Tensor, positions_BQ: Tensor, rows: MomentRows
     ) -> AbstractContextManager[Tensor]:
         """What the model is given as ids, for the time of a call that hears these moments."""
@@ -78,7 +78,7 @@ class TimedRunner(Seq2SeqRunner, ABC):
             raise ConfigurationError(
                 f"{self.name} reads a recording beside its text; got rows without one; give inputs"
             )
-        with self.heard(tokens_BQ, positions_BQ, rows) as ids:
+        with self.listening(tokens_BQ, positions_BQ, rows) as ids:
             return TransformersRunner._run(self, cache, ids, positions_BQ, mask, last, aux_layers)
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
@@ -88,20 +88,20 @@ class TimedRunner(Seq2SeqRunner, ABC):
         rows = MomentRows(encoded.states_BTE, encoded.mask_BT.sum(1))
         steps = torch.arange(tokens_1Q.shape[1], device=tokens_1Q.device)[None]
         mask = self.masks(steps[:, :, None] >= steps[:, None], steps, steps)
-        with evaluating(self.model, self._parts), self.heard(tokens_1Q, steps, rows) as ids:
+        with evaluating(self.model, self._parts), self.listening(tokens_1Q, steps, rows) as ids:
             logits: Tensor = self.model(
-                input_ids=ids, attention_mask=mask, use_cache=False, **self.told
+                input_ids=ids, attention_mask=mask, use_cache=False, **self.call_arguments
             ).logits
         return logits
 
     @property
-    def told(self) -> dict[str, object]:
+    def call_arguments(self) -> dict[str, object]:
         """What each call is told besides."""
         return {}
 
     def beside(self, cache: SlotCache, queries: int) -> dict[str, object]:
         """The same for calls with a cache."""
-        return self.told
+        return self.call_arguments
 
 
 class _CodeReader(EncoderReader):
@@ -144,7 +144,9 @@ class KyutaiRunner(TimedRunner):
     delay = 1
 
     @contextmanager
-    def heard(self, tokens_BQ: Tensor, positions_BQ: Tensor, rows: MomentRows) -> Iterator[Tensor]:
+    def listening(
+        self, tokens_BQ: Tensor, positions_BQ: Tensor, rows: MomentRows
+    ) -> Iterator[Tensor]:
         """Ids [B, Q, 1 + K]; the first token stands ahead of all sound."""
         codes = self.moments(rows, positions_BQ)
         first = positions_BQ[..., None] <= 0
@@ -182,7 +184,9 @@ class VoxtralRealtimeRunner(TimedRunner):
     encoder = _MomentReader
 
     @contextmanager
-    def heard(self, tokens_BQ: Tensor, positions_BQ: Tensor, rows: MomentRows) -> Iterator[Tensor]:
+    def listening(
+        self, tokens_BQ: Tensor, positions_BQ: Tensor, rows: MomentRows
+    ) -> Iterator[Tensor]:
         """The text's ids; the model's own function returns the moments."""
         moments = self.moments(rows, positions_BQ)
         made = SimpleNamespace(pooler_output=moments, past_key_values=None, padding_cache=None)
@@ -191,7 +195,7 @@ class VoxtralRealtimeRunner(TimedRunner):
             yield tokens_BQ
 
     @property
-    def told(self) -> dict[str, object]:
+    def call_arguments(self) -> dict[str, object]:
         """A recording, which is there already, and the delay."""
         nothing = torch.zeros(0, device=self.device)
         delay = self.model.config.default_num_delay_tokens

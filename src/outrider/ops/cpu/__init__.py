@@ -24,7 +24,7 @@ from outrider.ops.cpu import (
 from outrider.types import Draft
 
 
-def _unfit(device: torch.device) -> str | None:
+def _unsupported_reason(device: torch.device) -> str | None:
     return None if device.type == "cpu" else f"it needs CPU tensors; got {device.type}"
 
 
@@ -51,9 +51,9 @@ BACKEND = Backend(
         "survivors": beam.survivors,
         "floors": filters.floors,
         "likely": filters.likely,
-        "settle": commit_tokens.settle,
+        "commit_tokens": commit_tokens.commit_tokens,
         "assisted": law_slices.assisted,
     },
-    _unfit,
+    _unsupported_reason,
     _declines,
 )

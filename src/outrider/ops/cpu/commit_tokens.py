@@ -37,10 +37,10 @@ class _CommittedRow(NamedTuple):
     reason: int
 
 
-def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTensors:
+def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTensors:
     """The tokens of a step and why rows end."""
     if ends.length_B.shape[0] > _FEW_ROWS:
-        return walking.settle(draft, scores, verdict, ends)
+        return walking.commit_tokens(draft, scores, verdict, ends)
     rows = [_CommittedRow(*row) for row in zip(*(table.tolist() for table in ends), strict=True)]
     counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()

@@ -12,7 +12,7 @@ from outrider.types import FAULT, RUNNING, STOP, Draft, Ends, Scores, StepTensor
 # What a step emits: the accepted path and one more token, cut where the row ends.
 
 
-def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTensors:
+def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTensors:
     """The tokens of a step and why rows end: at the first stop token, their limit, or a fault.
 
     Rows that have ended emit nothing.

@@ -19,7 +19,7 @@ _MOST_ROWS = 65_535
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _unfit(device: torch.device) -> str | None:
+def _unsupported_reason(device: torch.device) -> str | None:
     if device.type == "cuda" and not _INTERPRETED:
         return None
     if device.type == "cpu" and _INTERPRETED:
@@ -54,6 +54,6 @@ BACKEND = Backend(
         "several": sample.several,
         "floors": floors.floors,
     },
-    _unfit,
+    _unsupported_reason,
     _declines,
 )

@@ -120,7 +120,7 @@ class Ingress:
                     if "error" in chunk:
                         yield b"data: " + said + b"\n\n"
                         return
-                    mine = going.absorb(chunk)
+                    mine = going.append(chunk)
                     if mine is not None:
                         yield event(to_json(mine), options)
                 raise _Lost  # a stream that ends without saying so

@@ -107,7 +107,7 @@ class StreamState:
             more["resume"] = [self._sent[index] for index in sorted(self._sent)]
         return {**self._asked, **more}
 
-    def absorb(self, chunk: Chunk) -> Chunk | None:
+    def append(self, chunk: Chunk) -> Chunk | None:
         """A chunk as the client gets it; None for what it has already."""
         self._name = self._name or {"id": chunk["id"], "created": chunk["created"]}
         pieces = [piece for piece in chunk["choices"] if self._new(piece)]

@@ -97,7 +97,7 @@ def certify(
     about: dict[str, object] = {
         "drafter": engine.drafter.name,
         "rule": rule.name,
-        "rule_options": verifiers.taken(rule),
+        "rule_options": verifiers.options_of(rule),
         "rule_says_exact": rule.exact,
         "sampling": described(sampling),
         "seed": power.seed,

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel, WhisperForCausalLM
 
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
-from outrider.models.config import hears
+from outrider.models.config import is_speech
 from outrider.models.layer_subset import LayerSubsetSource, is_folder
 from outrider.models.sources import ModelSource
 from outrider.models.tokenizer_files import read_tokenizer
@@ -44,7 +44,7 @@ def speech_pair(
     another vocabulary, AudioError if no recording is left.
     """
     source = ModelSource(target, "target")
-    if not hears(source.config):
+    if not is_speech(source.config):
         raise ConfigurationError(
             f"recordings need a Whisper as the target; got {target!r}, a "
             f"{source.config.model_type}; give one, or --prompts instead"
