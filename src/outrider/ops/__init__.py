@@ -23,9 +23,9 @@ The law that a draw returns is the one to declare in the draft. It carries what 
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
 
 Verifying: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
-rule's own formula is to run (`outrider.verifiers.run_kernel`). `commit_tokens` cuts a step's
-block at stop tokens, limits and faults. `warp` makes laws of logits; `floors` turns top-k, top-p and min-p into
-thresholds.
+rule's own formula is to run (`outrider.verifiers.run_kernel`). `commit_tokens` cuts a step's block
+at stop tokens, limits and faults. `warp` makes laws of logits; `floors` turns top-k, top-p and
+min-p into thresholds.
 """
 
 from torch import Tensor
