@@ -191,9 +191,9 @@ class Prefill:
         self.watched_BV: Tensor | None = None
 
     @property
-    def nothing(self) -> bool:
-        """Whether all of the prompts was read before, so that the target has nothing to read."""
-        return self.copied == self._need
+    def read(self) -> int:
+        """How many tokens of each prompt are in the cache, padded to the longest."""
+        return self._read
 
     @inference
     def step(self, tokens: int | None = None) -> Batch | None:
