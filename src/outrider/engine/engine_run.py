@@ -13,7 +13,7 @@ The loop, as long as a request is not over:
     score      the target's laws at each of them, in one call
     verify     which are kept, and the token behind them
     commit     the kept path becomes text; the rest is forgotten
-    process    what was emitted is counted and made ready to be told            outputs.py
+    process    what was emitted is counted and made ready to be told            output_processor.py
     learn      the planner sees what was kept, and what it took
 
 Rows, and what becomes of a request: docs/requests-and-rows.md.
@@ -33,7 +33,8 @@ from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed
-from outrider.engine.outputs import OutputProcessor, StepOutput
+from outrider.engine.output_processor import OutputProcessor
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, check, check_fit, clip_shape
 from outrider.engine.scheduler import RequestStatus, RequestTable, Scheduler
 from outrider.engine.speculation_policy import (

@@ -1,7 +1,5 @@
 """What a step emitted, on its way from the device to the host, and there."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,9 +7,6 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.engine.scheduler import RequestTable
-from outrider.engine.speculation_policy import StepReport
-from outrider.engine.step import GraphedStep
 from outrider.errors import UnknownName
 from outrider.models.prefill import inference
 from outrider.types import Draft, Scores, StepLists, StepTensors, Verdict
@@ -192,72 +187,3 @@ class InFlightOutput:
             [number[n] for n in accepted],
             all(parent[n] != leaf for n in nodes),
         )
-
-
-# What steps emitted, from the device to those who asked: read, counted, made ready to be told.
-#
-# On CUDA the host reads a step's tokens while the next step runs; on a CPU there is nothing to wait
-# for, and they are counted at once. Tokens are not turned into text here, and stop strings are not
-# looked for: that is `outrider.text.output_text`.
-
-
-class OutputProcessor:
-    """Reads what steps emitted, `lag` steps late, and tells the table of requests and `report`.
-
-    size    nodes of the largest draft: the most tokens that a step adds to a row
-    report  is given every finished step once: what the planner learns from
-    trace   of every request, not of those alone that ask
-    """
-
-    def __init__(
-        self,
-        requests: RequestTable,
-        size: int,
-        lag: int,
-        report: Callable[[StepReport], None],
-        trace: bool = False,
-    ) -> None:
-        self.lag = lag
-        self._requests, self._size = requests, size
-        self._report, self._trace = report, trace
-        self._in_flight: deque[InFlightOutput] = deque()
-
-    @property
-    def named(self) -> list[int]:
-        """The requests that outputs on their way still name."""
-        return [number for output in self._in_flight for number in output.requests]
-
-    @property
-    def ahead(self) -> int:
-        """Tokens by which a row may be longer than the host knows."""
-        return len(self._in_flight) * self._size
-
-    def collect(self, made: GraphedStep, numbers: Sequence[int]) -> InFlightOutput:
-        """What a step emitted for these requests, its rows, on its way to the host."""
-        requests = [self._requests.entries[number].request for number in numbers]
-        wanted = [request.logprobs for request in requests]
-        told = {
-            asked: gather_logprobs(made.scores, made.verdict, made.block, asked)
-            for asked in dict.fromkeys(wanted)
-            if asked is not None
-        }
-        traced = [self._trace or request.trace for request in requests]
-        return InFlightOutput(
-            made.block, made.draft, made.verdict, list(numbers), traced, told, wanted
-        )
-
-    def process(self, output: InFlightOutput, seconds: float) -> None:
-        """A step is done, in so many seconds: read it, or the one before it while it is running."""
-        output.seconds = seconds
-        self._in_flight.append(output)
-        over = all(self._requests.entries[number].over for number in output.requests)
-        self.read(0 if over else self.lag)
-
-    def read(self, left: int = 0) -> None:
-        """Read what is on its way, all but the last few steps."""
-        while len(self._in_flight) > left:
-            output = self._in_flight.popleft()
-            blocks = self._requests.tell(output)
-            tree = output.draft.tree
-            took = None if self.lag else 1e3 * output.seconds
-            self._report(StepReport(blocks, tree.nodes, tree.max_depth, took))
