@@ -309,12 +309,9 @@ def config_of(typed: Mapping[str, Any]) -> LoadConfig:
 def choices(config: LoadConfig) -> list[str]:
     """Names of options that choose a drafter or a rule."""
     models = {*RUNTIME, "draft", "draft_layers", "step_costs"}
-    usual = LoadConfig()
-    return [
-        flag(name)
-        for name in TYPED
-        if name not in models and getattr(config, name) != getattr(usual, name)
-    ]
+    usual = arguments.fields_of(LoadConfig(), TYPED)
+    given = arguments.fields_of(config, TYPED)
+    return [flag(name) for name in TYPED if name not in models and given[name] != usual[name]]
 
 
 def flag(field: str) -> str:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fastapi import FastAPI, Form
 from fastapi import Request as HttpRequest
@@ -24,6 +24,7 @@ from outrider.server.chat_prompts import Parsers
 from outrider.server.engine_client import EngineClient, InProcessClient
 from outrider.server.engine_factory import KEPT_BYTES, EngineConfig
 from outrider.server.engine_loop import STILL_SECONDS
+from outrider.server.messages import JsonObject
 from outrider.server.metrics import ServerMetrics
 from outrider.server.middleware import OPEN, App, AuthLimitMiddleware
 from outrider.server.middleware import RequestLimits as Sizes
@@ -257,7 +258,7 @@ def _tokens(app: FastAPI, parser: RequestParser) -> None:
     """Tokens of texts, and texts of tokens."""
 
     @app.get("/tokenizer_info")
-    async def info() -> dict[str, Any]:
+    async def info() -> JsonObject:
         return tokenizer_info(parser)
 
     @app.post("/tokenize")
@@ -306,7 +307,7 @@ def _transcriptions(
         return await ear.answer(http, form)
 
 
-def _also(*kinds: str) -> dict[int | str, dict[str, Any]]:
+def _also(*kinds: str) -> dict[int | str, JsonObject]:
     """What an answer may be besides JSON, for the description."""
     return {200: {"content": {kind: {} for kind in kinds}}}
 

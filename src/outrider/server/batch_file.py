@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from pydantic import ValidationError
 
@@ -29,6 +29,7 @@ from outrider.server.engine_client import InProcessClient
 from outrider.server.engine_factory import EngineConfig
 from outrider.server.engine_loop import EngineStoppedError
 from outrider.server.errors import APIError, content, rejected, to_response
+from outrider.server.messages import JsonObject
 from outrider.server.model_info import TextModelInfo
 from outrider.server.protocol import ChatCompletionRequest, CompletionRequest
 from outrider.server.request_parsing import RequestParser
@@ -42,7 +43,7 @@ if sys.platform != "win32":
 URLS = ("/v1/completions", "/v1/chat/completions")
 
 #: A line of a file of answers.
-Row = dict[str, Any]
+Row = JsonObject
 
 
 class BatchLine(NamedTuple):
@@ -51,10 +52,10 @@ class BatchLine(NamedTuple):
     name: str  #: the `id` of its row
     custom_id: str | None
     url: str = ""
-    body: dict[str, Any] | None = None
+    body: JsonObject | None = None
     fault: str | None = None
 
-    def answered(self, status: int, body: dict[str, Any]) -> Row:
+    def answered(self, status: int, body: JsonObject) -> Row:
         """Its row, with what a server would have sent."""
         response = {"status_code": status, "request_id": self.name, "body": body}
         return {"id": self.name, "custom_id": self.custom_id, "response": response, "error": None}
@@ -302,9 +303,7 @@ async def _row(handler: RequestHandler, wanted: BatchLine) -> Row:
     return wanted.answered(*await _answer(handler, wanted.url, wanted.body))
 
 
-async def _answer(
-    handler: RequestHandler, url: str, asked: dict[str, Any]
-) -> tuple[int, dict[str, Any]]:
+async def _answer(handler: RequestHandler, url: str, asked: JsonObject) -> tuple[int, JsonObject]:
     """Status and body of what is said to a request's body."""
     try:
         body = _BODIES[url].model_validate(asked)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from outrider.server.messages import Function
+from outrider.server.messages import Function, JsonObject
 
 # Arguments as FunctionGemma writes them: `{city:<escape>Paris<escape>,days:3,tags:[...]}`.
 #
@@ -42,13 +42,13 @@ def gemma_rules(name: str, function: Function, literal: Callable[[str], str]) ->
 
 
 class _Rules:
-    def __init__(self, schema: dict[str, Any], literal: Callable[[str], str], name: str) -> None:
+    def __init__(self, schema: JsonObject, literal: Callable[[str], str], name: str) -> None:
         self._root, self._literal, self._name = schema, literal, name
         self.lines: list[str] = []
         self._count = 0
         self.lines.append(f"{name}: {self._value({'type': 'object'} | schema, 0)}")
 
-    def _value(self, schema: dict[str, Any], depth: int) -> str:
+    def _value(self, schema: JsonObject, depth: int) -> str:
         """What may be written for a value."""
         if depth > _DEEP:
             raise ValueError(f"a schema is nested more than {_DEEP} levels deep, or in itself")
@@ -70,7 +70,7 @@ class _Rules:
             return "(" + " | ".join(each) + ")"
         return self._kind(kinds, schema, depth)
 
-    def _kind(self, kind: str, schema: dict[str, Any], depth: int) -> str:
+    def _kind(self, kind: str, schema: JsonObject, depth: int) -> str:
         plain = {
             "integer": _INTEGER,
             "number": _NUMBER,
@@ -91,7 +91,7 @@ class _Rules:
             return self._object(schema, depth)
         raise ValueError(f"a schema has the type {kind!r}, which JSON does not have")
 
-    def _object(self, schema: dict[str, Any], depth: int) -> str:
+    def _object(self, schema: JsonObject, depth: int) -> str:
         """Properties in their order; those that are not required may be missing."""
         needed = schema.get("required", [])
         properties = schema.get("properties", {})
@@ -113,7 +113,7 @@ class _Rules:
             return self._literal(f"{ESCAPE}{value}{ESCAPE}")
         return json.dumps(json.dumps(value))
 
-    def _found(self, path: object) -> dict[str, Any]:
+    def _found(self, path: object) -> JsonObject:
         """The schema that a reference names."""
         found: Any = self._root
         for step in str(path).removeprefix("#/").split("/"):

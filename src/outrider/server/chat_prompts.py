@@ -10,7 +10,7 @@ from outrider.server.errors import APIError
 from outrider.server.grammar import Thought, ToolCalls, answer_grammar
 from outrider.server.media import media_prompt
 from outrider.server.message_parser import MessageParser
-from outrider.server.messages import allowed
+from outrider.server.messages import JsonObject, allowed
 from outrider.server.model_info import TextModelInfo
 from outrider.server.protocol import ChatCompletionRequest
 from outrider.server.tool_parsers import (
@@ -130,7 +130,7 @@ def chat_prompt(known: TextModelInfo, parsers: Parsers, body: ChatCompletionRequ
     return ChatPrompt(ids, tokenizer, known.eos_ids, calls, reasoning, opened, inputs)
 
 
-def _said_to_template(body: ChatCompletionRequest) -> dict[str, Any]:
+def _said_to_template(body: ChatCompletionRequest) -> JsonObject:
     """What a template is told besides the messages."""
     more = dict(body.chat_template_kwargs or {})
     own = next((name for name in more if name in _OWN), None)

@@ -16,6 +16,7 @@ from outrider.errors import (
     PromptError,
 )
 from outrider.server.engine_loop import Broken, EngineStoppedError, QueueFullError
+from outrider.server.messages import JsonObject
 
 
 class APIError(Exception):
@@ -43,14 +44,14 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_
 
 def content(
     message: str, status: int, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The body of an error."""
     usual = "invalid_request_error" if status < 500 else "server_error"
     kind = _TYPES.get(status, usual)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def to_response(error: BaseException) -> tuple[int, dict[str, Any]]:
+def to_response(error: BaseException) -> tuple[int, JsonObject]:
     """Status and body for an error of a request. What is not the request's own says nothing."""
     if isinstance(error, APIError):
         return error.status, content(str(error), error.status, error.param, error.code)
@@ -80,7 +81,7 @@ def from_validation_error(error: RequestValidationError) -> JSONResponse:
     return JSONResponse(rejected(error.errors()), 400)
 
 
-def rejected(errors: Sequence[Any]) -> dict[str, Any]:
+def rejected(errors: Sequence[Any]) -> JsonObject:
     """The body of an error: the first of pydantic's, with the field's name.
 
     Where text or a list may stand, what is wrong in a list is said, not that it is no text.

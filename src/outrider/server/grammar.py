@@ -24,7 +24,7 @@ from outrider.errors import ConfigurationError
 from outrider.server import call_formats
 from outrider.server.call_formats import gemma_rules
 from outrider.server.errors import APIError
-from outrider.server.messages import Allowed, Function
+from outrider.server.messages import Allowed, Function, JsonObject
 from outrider.server.protocol import GUIDED, BaseRequest
 from outrider.server.tool_parsers import ToolParser
 
@@ -221,7 +221,7 @@ class _Lark:
         return None if token is None else f"<[{token}]>"
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
+def closed(schema: JsonObject) -> JsonObject:
     """The schema, with no other properties where it lists some and says nothing of others.
 
     A function cannot be called with arguments that it does not have.
@@ -272,7 +272,7 @@ def vocabulary(
     return LLTokenizer(text, n_vocab=count, eos_token=list(eos_ids) or tokenizer.eos_token_id)
 
 
-def unwritten(said: dict[str, Any]) -> dict[str, Any]:
+def unwritten(said: JsonObject) -> JsonObject:
     """A tokenizer.json whose special tokens have names of private characters.
 
     >>> said = {"added_tokens": [{"id": 2, "content": "</s>", "special": True}], "model": {}}

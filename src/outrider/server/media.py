@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from outrider.errors import ConfigurationError, ImageError
+from outrider.server.messages import JsonObject
 from outrider.text.images import MOST_BYTES
 from outrider.text.media_processor import MediaProcessor, audio_bytes
 from outrider.types import MultiModalInputs
@@ -29,7 +30,7 @@ _CHUNK = 1 << 16
 
 def media_prompt(
     media: MediaProcessor | None,
-    turns: Sequence[dict[str, Any]],
+    turns: Sequence[JsonObject],
     template: Mapping[str, Any],
     remote: bool = False,
 ) -> tuple[list[int], MultiModalInputs]:
@@ -59,7 +60,7 @@ def _read(content: Any, remote: bool, until: float) -> Any:
     """The parts of a message with what they hold."""
     if not isinstance(content, list):
         return content
-    parts: list[dict[str, Any]] = []
+    parts: list[JsonObject] = []
     for part in content:
         if part["type"] == "image_url":
             image = image_bytes(part["image_url"]["url"], remote, until)

@@ -8,9 +8,9 @@ import secrets
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from outrider.server.call_formats import Found, find, gemma_as_json
+from outrider.server.messages import JsonObject
 from outrider.server.tool_parsers import ReasoningParser, ToolParser
 
 _LETTERS = string.ascii_letters + string.digits
@@ -25,7 +25,7 @@ class CallDelta:
     name: str | None = None
     arguments: str = ""
 
-    def delta(self) -> dict[str, Any]:
+    def delta(self) -> JsonObject:
         """As OpenAI's streams have it."""
         function = {"arguments": self.arguments}
         if self.id is None:
@@ -42,9 +42,9 @@ class MessageParts:
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
-    def delta(self) -> dict[str, Any]:
+    def delta(self) -> JsonObject:
         """As OpenAI's streams have it."""
-        told: dict[str, Any] = {}
+        told: JsonObject = {}
         if self.reasoning:
             told["reasoning_content"] = self.reasoning
         if self.content:
@@ -53,9 +53,9 @@ class MessageParts:
             told["tool_calls"] = [call.delta() for call in self.calls]
         return told
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> JsonObject:
         """A whole message."""
-        told: dict[str, Any] = {"role": "assistant", "content": self.content, "refusal": None}
+        told: JsonObject = {"role": "assistant", "content": self.content, "refusal": None}
         if self.reasoning:
             told["reasoning_content"] = self.reasoning
         if self.calls:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -18,6 +18,9 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from outrider import arguments
+
+#: An object of JSON, as it is read or written.
+JsonObject: TypeAlias = dict[str, Any]
 
 # What every body and part of one has in common: no field that is not listed, null is left out.
 
@@ -181,10 +184,10 @@ class Message(Body):
         """What it says."""
         return plain(self.content if self.content is not None else self.refusal or "")
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self) -> JsonObject:
         """As chat templates read it: arguments of calls are objects there."""
         role = "system" if self.role == "developer" else self.role
-        turn: dict[str, Any] = {"role": role, "content": self.text}
+        turn: JsonObject = {"role": role, "content": self.text}
         if self.media and isinstance(self.content, list):
             turn["content"] = [part.model_dump() for part in self.content]
         more = arguments.fields_of(self, ("name", "tool_call_id", "reasoning_content"))
@@ -209,11 +212,11 @@ class Function(Body):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: StrictBool | None = None  #: arguments follow the schema in any case
 
     @property
-    def schema_(self) -> dict[str, Any]:
+    def schema_(self) -> JsonObject:
         """Of its arguments; those of a function that names none are an empty object."""
         return self.parameters or {"type": "object", "properties": {}}
 

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outrider.models.token_bytes import spelling_of
+from outrider.server.messages import JsonObject
 from outrider.server.speculation_methods import MethodSet
 from outrider.speech.vocabulary import Vocabulary
 from outrider.text.decoder_prompt import SILENT, ModelDefaults
@@ -44,7 +45,7 @@ class TokenFormatter:
             )
         )
 
-    def entry(self, token: int, logprob: float) -> dict[str, Any]:
+    def entry(self, token: int, logprob: float) -> JsonObject:
         """A token with its log-probability. Half a character has bytes that are no text alone."""
         raw = self.bytes_of(token)
         return {

@@ -4,12 +4,21 @@ A field that is not listed here is an error that names it. Fields in `Routing` a
 effect on an answer.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
 from outrider import arguments
-from outrider.server.messages import MOST_TOOLS, Body, Message, TextPart, Tool, ToolChoice, allowed
+from outrider.server.messages import (
+    MOST_TOOLS,
+    Body,
+    JsonObject,
+    Message,
+    TextPart,
+    Tool,
+    ToolChoice,
+    allowed,
+)
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]
@@ -47,7 +56,7 @@ class JsonSchema(Body):
     """A schema that an answer follows."""
 
     name: str
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     description: str | None = None
     strict: StrictBool | None = None
 
@@ -68,7 +77,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's name for a grammar: one of these."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: JsonObject | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None
@@ -142,7 +151,7 @@ class BaseRequest(Routing):
     logprobs_law: Literal["raw", "processed"] = "raw"
     prompt_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
     response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
@@ -232,7 +241,7 @@ class ChatCompletionRequest(BaseRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
 

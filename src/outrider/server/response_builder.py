@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 from pydantic_core import to_json
 
 from outrider.engine.outputs import StepOutput
 from outrider.server.message_parser import MessageParts
+from outrider.server.messages import JsonObject
 from outrider.server.model_info import TokenFormatter
 from outrider.server.request_parsing import ChoiceState
 from outrider.stats import RequestStats
 from outrider.text.output_text import TextBlock
 
 #: A token with its log-probability, as a client reads it.
-Entry: TypeAlias = dict[str, Any]
+Entry: TypeAlias = JsonObject
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _PADDED = 64  #: bytes of an event are a multiple of this, so that packets tell no block sizes
@@ -72,11 +73,11 @@ def prompts(choices: Sequence[ChoiceState]) -> tuple[int, int]:
     return sum(one.prompt_tokens for one in stats), sum(one.cached_tokens for one in stats)
 
 
-def usage(choices: Sequence[ChoiceState]) -> dict[str, Any]:
+def usage(choices: Sequence[ChoiceState]) -> JsonObject:
     """Tokens read and written. A prompt that several choices share counts once."""
     read, copied = prompts(choices)
     written = sum(len(choice.answer.tokens) for choice in choices)
-    told: dict[str, Any] = {
+    told: JsonObject = {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
@@ -92,7 +93,7 @@ def usage(choices: Sequence[ChoiceState]) -> dict[str, Any]:
     return told | {"completion_tokens_details": details}
 
 
-def metrics(choices: Sequence[ChoiceState]) -> dict[str, Any]:
+def metrics(choices: Sequence[ChoiceState]) -> JsonObject:
     """How the answer was decoded, under vLLM's names."""
     accepted = sum(choice.stats.accepted for choice in choices)
     drafted = sum(choice.stats.drafted for choice in choices)
@@ -102,7 +103,7 @@ def metrics(choices: Sequence[ChoiceState]) -> dict[str, Any]:
         for at, count in enumerate(choice.histogram):
             histogram[at] += count
     first, last = choices[0], choices[-1]
-    told: dict[str, Any] = {
+    told: JsonObject = {
         "speculative_decoding": {
             "mean_acceptance_length": 1 + accepted / steps if steps else 0.0,
             "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
@@ -141,15 +142,13 @@ class RouteFormat(Protocol):
     def chunk(self) -> str:
         """And a part of one."""
 
-    def message(self, text: str, choice: ChoiceState) -> dict[str, Any]:
+    def message(self, text: str, choice: ChoiceState) -> JsonObject:
         """A whole text."""
 
-    def delta(self, text: str, choice: ChoiceState, last: bool) -> dict[str, Any]:
+    def delta(self, text: str, choice: ChoiceState, last: bool) -> JsonObject:
         """What is new of a text, and whether it is the last of it."""
 
-    def logs(
-        self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
-    ) -> dict[str, Any]:
+    def logs(self, entries: list[Entry], offsets: Callable[[], list[int]], top: int) -> JsonObject:
         """Log-probabilities of some tokens, `top` of the likeliest with each."""
 
 
@@ -160,17 +159,15 @@ class CompletionFormat:
     whole: ClassVar[str] = "text_completion"
     chunk: ClassVar[str] = "text_completion"
 
-    def message(self, text: str, choice: ChoiceState) -> dict[str, Any]:
+    def message(self, text: str, choice: ChoiceState) -> JsonObject:
         """A whole text."""
         return {"text": text}
 
-    def delta(self, text: str, choice: ChoiceState, last: bool) -> dict[str, Any]:
+    def delta(self, text: str, choice: ChoiceState, last: bool) -> JsonObject:
         """What is new of a text."""
         return {"text": text}
 
-    def logs(
-        self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
-    ) -> dict[str, Any]:
+    def logs(self, entries: list[Entry], offsets: Callable[[], list[int]], top: int) -> JsonObject:
         """Columns, one value a token."""
         keyed = [_keyed(entry) for entry in entries]
         return {
@@ -204,21 +201,19 @@ class ChatFormat:
     whole: ClassVar[str] = "chat.completion"
     chunk: ClassVar[str] = "chat.completion.chunk"
 
-    def message(self, text: str, choice: ChoiceState) -> dict[str, Any]:
+    def message(self, text: str, choice: ChoiceState) -> JsonObject:
         """A message."""
         if choice.parser is None:
             return {"message": MessageParts(content=text).message()}
         return {"message": choice.parser.push(text, last=True).message()}
 
-    def delta(self, text: str, choice: ChoiceState, last: bool) -> dict[str, Any]:
+    def delta(self, text: str, choice: ChoiceState, last: bool) -> JsonObject:
         """What is new of a message."""
         if choice.parser is None:
             return {"delta": {"content": text}}
         return {"delta": choice.parser.push(text, last).delta()}
 
-    def logs(
-        self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
-    ) -> dict[str, Any]:
+    def logs(self, entries: list[Entry], offsets: Callable[[], list[int]], top: int) -> JsonObject:
         """An entry a token."""
         return {"content": [_plain(entry) for entry in entries], "refusal": None}
 
@@ -244,7 +239,7 @@ class ResponseBuilder:
     created: int = field(default_factory=lambda: int(time.time()))
     _begun: bytes = field(init=False, default=b"")
 
-    def head(self, kind: str) -> dict[str, Any]:
+    def head(self, kind: str) -> JsonObject:
         """What every object begins with."""
         return {
             "id": self.form.prefix + self.name,
@@ -254,7 +249,7 @@ class ResponseBuilder:
             "system_fingerprint": self.fingerprint,
         }
 
-    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> JsonObject:
         """The answer in one piece."""
         written = [
             self._piece(
@@ -265,9 +260,9 @@ class ResponseBuilder:
         ]
         return self.head(self.form.whole) | {"choices": written} | self.tail(choices)
 
-    def _prompt(self, choice: ChoiceState, echo: bool) -> dict[str, Any]:
+    def _prompt(self, choice: ChoiceState, echo: bool) -> JsonObject:
         """What is told of a prompt's tokens."""
-        told: dict[str, Any] = {}
+        told: JsonObject = {}
         if choice.scored is None or choice.scores is None:
             return told
         ids, logs = list(choice.scored.prompt), choice.scores.logprobs or []
@@ -297,7 +292,7 @@ class ResponseBuilder:
 
     def _place(
         self, token: int, log: float, likeliest: list[tuple[int, float]], top: int
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """What vLLM tells of one token of a prompt; the rank of what is not among these is null."""
         ranks = {other: (value, rank) for rank, (other, value) in enumerate(likeliest[:top], 1)}
         ranks.setdefault(token, (log, 0))
@@ -310,12 +305,12 @@ class ResponseBuilder:
             for one, (value, rank) in ranks.items()
         }
 
-    def tail(self, choices: Sequence[ChoiceState]) -> dict[str, Any]:
+    def tail(self, choices: Sequence[ChoiceState]) -> JsonObject:
         """What an answer ends with."""
         told = {"metrics": metrics(choices)} if self.told else {}
         return {"usage": usage(choices)} | told
 
-    def event(self, pieces: Sequence[dict[str, Any]], **more: object) -> bytes:
+    def event(self, pieces: Sequence[JsonObject], **more: object) -> bytes:
         """Choices' pieces as a chunk of a stream, in JSON; what every chunk begins with is written
         once."""
         if not self._begun:
@@ -323,9 +318,9 @@ class ResponseBuilder:
         rest = b"," + to_json(more)[1:] if more else b"}"
         return self._begun + to_json(pieces) + rest
 
-    def opening(self, choice: ChoiceState, echo: bool) -> dict[str, Any] | None:
+    def opening(self, choice: ChoiceState, echo: bool) -> JsonObject | None:
         """The piece that a stream tells of a choice before anything is decoded, if any."""
-        piece: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        piece: JsonObject = {"index": choice.index, "logprobs": None, "finish_reason": None}
         if isinstance(self.form, ChatFormat):
             piece["delta"] = {"role": "assistant", "content": ""}
         elif echo:
@@ -336,7 +331,7 @@ class ResponseBuilder:
 
     def delta(
         self, choice: ChoiceState, text: str, since: int, reason: str | None, **more: object
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """A part of an answer: the text since a number of tokens."""
         said = self.form.delta(text, choice, reason is not None)
         return self._piece(choice, said, since, reason) | more
@@ -346,8 +341,8 @@ class ResponseBuilder:
         return before + choice.answer.text
 
     def _piece(
-        self, choice: ChoiceState, said: dict[str, Any], since: int, reason: str | None
-    ) -> dict[str, Any]:
+        self, choice: ChoiceState, said: JsonObject, since: int, reason: str | None
+    ) -> JsonObject:
         ids = {}
         if choice.tells_ids:
             tokens = choice.answer.tokens[since:]
@@ -360,7 +355,7 @@ class ResponseBuilder:
             **ids,
         }
 
-    def logs(self, choice: ChoiceState, since: int) -> dict[str, Any] | None:
+    def logs(self, choice: ChoiceState, since: int) -> JsonObject | None:
         """Log-probabilities since a number of tokens, if they were asked for."""
         asked = choice.request.logprobs
         if asked is None or choice.silent:

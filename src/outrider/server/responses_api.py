@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.server.errors import APIError, to_response
 from outrider.server.message_parser import CallDelta, MessageParts
+from outrider.server.messages import JsonObject
 from outrider.server.request_parsing import ChoiceState
 from outrider.server.response_builder import usage
 from outrider.server.responses_bodies import ResponsesBody, turn_of
@@ -20,15 +21,15 @@ from outrider.text.output_text import TextBlock
 MOST_KEPT, MOST_BYTES = 1024, 64 << 20
 
 #: An event's type and what it tells.
-Told = tuple[str, dict[str, Any]]
+Told = tuple[str, JsonObject]
 
 
 @dataclass(frozen=True)
 class KeptResponse:
     """A response, and the turns up to its end."""
 
-    response: dict[str, Any]
-    turns: list[dict[str, Any]]
+    response: JsonObject
+    turns: list[JsonObject]
     size: int
 
 
@@ -43,7 +44,7 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, response: dict[str, Any], turns: list[dict[str, Any]]) -> None:
+    def keep(self, response: JsonObject, turns: list[JsonObject]) -> None:
         """Keep a response with its turns; what is too large alone is not kept."""
         size = len(json.dumps(response)) + len(json.dumps(turns))
         if size > self._most_bytes:
@@ -80,10 +81,10 @@ class ResponseDraft:
     fingerprint: str
     name: str = field(default_factory=lambda: "resp_" + secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))
-    output: list[dict[str, Any]] = field(default_factory=list)
+    output: list[JsonObject] = field(default_factory=list)
     _open: str | None = None  #: the kind of the last item, while it grows
 
-    def object(self, status: str, choice: ChoiceState | None = None) -> dict[str, Any]:
+    def object(self, status: str, choice: ChoiceState | None = None) -> JsonObject:
         """The response as it stands."""
         body = self.body
         given = body.model_dump(by_alias=True, exclude_none=True)
@@ -135,7 +136,7 @@ class ResponseDraft:
 
     # ------------------------------------------------------------------ items
 
-    def _item(self, kind: str, about: dict[str, Any]) -> Iterator[Told]:
+    def _item(self, kind: str, about: JsonObject) -> Iterator[Told]:
         """A new item; the one before is closed."""
         yield from self._close("completed")
         item = {"id": _PREFIX[kind] + secrets.token_hex(16), "type": kind, "status": "in_progress"}
@@ -147,19 +148,19 @@ class ResponseDraft:
     def _at(self) -> int:
         return len(self.output) - 1
 
-    def _copy(self) -> dict[str, Any]:
-        copy: dict[str, Any] = json.loads(json.dumps(self.output[-1]))
+    def _copy(self) -> JsonObject:
+        copy: JsonObject = json.loads(json.dumps(self.output[-1]))
         return copy
 
-    def _where(self) -> dict[str, Any]:
+    def _where(self) -> JsonObject:
         return {"item_id": self.output[-1]["id"], "output_index": self._at}
 
     def _text(self, kind: str, text: str) -> Iterator[Told]:
         """Text of a message, or of a thought."""
         part, event = _TEXTS[kind]
         if self._open != kind:
-            about: dict[str, Any] = {"summary": [], "content": []}
-            fresh: dict[str, Any] = {"type": part, "text": ""}
+            about: JsonObject = {"summary": [], "content": []}
+            fresh: JsonObject = {"type": part, "text": ""}
             if kind == "message":
                 about = {"role": "assistant", "content": []}
                 fresh |= {"annotations": [], "logprobs": []}
@@ -196,7 +197,7 @@ class ResponseDraft:
         elif item["content"]:
             place = {**self._where(), "content_index": 0}
             part = dict(item["content"][0])
-            more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            more: JsonObject = {"logprobs": []} if kind == "message" else {}
             yield f"{_TEXTS[kind][1]}.done", {**place, "text": part["text"], **more}
             yield "response.content_part.done", {**place, "part": part}
         item["status"], self._open = status, None
@@ -221,7 +222,7 @@ _TEXTS = {
 }
 
 
-def _usage(choice: ChoiceState, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _usage(choice: ChoiceState, output: Sequence[JsonObject]) -> JsonObject:
     """As this route counts. Tokens of thoughts are those of their text, its marks left out."""
     told = usage([choice])
     tokenizer: Any = choice.answer.tokenizer
@@ -243,14 +244,14 @@ class ResponsesWriter:
 
     response: ResponseDraft
     store: ResponseStore
-    before: list[dict[str, Any]]  #: the turns of the response that it goes on from
+    before: list[JsonObject]  #: the turns of the response that it goes on from
     _count: int = 0
 
-    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> JsonObject:
         """The response in one piece."""
         (choice,) = choices
         *_, (_, last) = self._all(choice, choice.answer.text, last=True)
-        response: dict[str, Any] = last["response"]
+        response: JsonObject = last["response"]
         return response
 
     async def flow(
@@ -287,7 +288,7 @@ class ResponsesWriter:
                     self._keep(about["response"])
                 yield kind, about
 
-    def _keep(self, response: dict[str, Any]) -> None:
+    def _keep(self, response: JsonObject) -> None:
         """For those who go on from it."""
         turns = [*self.before, *self.response.body.turns(), *turn_of(response["output"])]
         self.store.keep(response, turns)

@@ -13,6 +13,7 @@ from outrider.server.messages import (
     Body,
     FunctionName,
     ImageURL,
+    JsonObject,
     NamedFunction,
 )
 from outrider.server.protocol import ChatCompletionRequest, Count, StreamOptions
@@ -84,8 +85,8 @@ class ReasoningItem(Body):
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[dict[str, Any]] | None = None
-    content: list[dict[str, Any]] | None = None
+    summary: list[JsonObject] | None = None
+    content: list[JsonObject] | None = None
     encrypted_content: str | None = None
     status: Status | None = None
 
@@ -99,7 +100,7 @@ class FunctionTool(Body):
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: StrictBool | None = None
 
 
@@ -115,7 +116,7 @@ class TextFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     description: str | None = None
     strict: StrictBool | None = None
 
@@ -176,12 +177,12 @@ class ResponsesBody(Body):
         hidden = ("reasoning.encrypted_content",)
         return [one for one in given if one not in hidden] if isinstance(given, list) else given
 
-    def chat(self, before: Sequence[dict[str, Any]]) -> ChatCompletionRequest:
+    def chat(self, before: Sequence[JsonObject]) -> ChatCompletionRequest:
         """The chat that is asked for, behind these turns. Raises pydantic's ValidationError."""
         turns = [*before, *self.turns()]
         if self.instructions is not None:
             turns.insert(0, {"role": "system", "content": self.instructions})
-        asked: dict[str, Any] = {
+        asked: JsonObject = {
             "model": self.model,
             "messages": turns,
             "stream": self.stream,
@@ -205,16 +206,16 @@ class ResponsesBody(Body):
                 asked["response_format"]["json_schema"] = schema
         return ChatCompletionRequest.model_validate(asked)
 
-    def turns(self) -> list[dict[str, Any]]:
+    def turns(self) -> list[JsonObject]:
         """What is said with this request, as turns of a chat."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return list(_turns(self.input))
 
 
-def _turns(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
+def _turns(items: Sequence[Item]) -> Iterator[JsonObject]:
     """Calls and thoughts that stand in a row belong to one turn of the assistant."""
-    own: dict[str, Any] = {}
+    own: JsonObject = {}
     for item in items:
         fresh = isinstance(item, InputMessage | FunctionOutputItem)
         if own and (fresh and ("tool_calls" in own or not _is_answer(item))):
@@ -224,7 +225,7 @@ def _turns(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
             texts = [str(part.get("text", "")) for part in item.content or item.summary or []]
             own = {"role": "assistant", "reasoning_content": "\n".join(texts)} | own
         elif isinstance(item, FunctionCallItem):
-            own = {"role": "assistant"} | own
+            own = {"role": "assistant", **own}
             function = {"name": item.name, "arguments": item.arguments}
             calls = own.setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": function})
@@ -239,7 +240,7 @@ def _turns(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
     yield from _whole(own) if own else ()
 
 
-def _whole(turn: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _whole(turn: JsonObject) -> Iterator[JsonObject]:
     """A turn of the assistant; a thought alone is none."""
     if "content" in turn or "tool_calls" in turn:
         yield turn
@@ -253,7 +254,7 @@ def _said(content: str | Sequence[ContentPart]) -> str:
     return content if isinstance(content, str) else "".join(part.plain_text for part in content)
 
 
-def _read(content: str | list[InputPart]) -> str | list[dict[str, Any]]:
+def _read(content: str | list[InputPart]) -> str | list[JsonObject]:
     """A message's text; where images or sound stand beside it, the parts of a chat's message."""
     words = [part for part in content if isinstance(part, ContentPart)]
     if isinstance(content, str) or len(words) == len(content):
@@ -261,7 +262,7 @@ def _read(content: str | list[InputPart]) -> str | list[dict[str, Any]]:
     return [_part(part) for part in content]
 
 
-def _part(part: InputPart) -> dict[str, Any]:
+def _part(part: InputPart) -> JsonObject:
     if isinstance(part, ContentPart):
         return {"type": "text", "text": part.plain_text}
     if isinstance(part, AudioPart):
@@ -269,7 +270,7 @@ def _part(part: InputPart) -> dict[str, Any]:
     return {"type": "image_url", "image_url": ImageURL(url=part.image_url).model_dump()}
 
 
-def turn_of(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def turn_of(output: Sequence[JsonObject]) -> list[JsonObject]:
     """The output of a response as turns of a chat.
 
     >>> turn_of([{"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}])

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -23,6 +23,7 @@ from outrider.server.engine_loop import (
     QueueFullError,
 )
 from outrider.server.errors import response, to_response
+from outrider.server.messages import JsonObject
 from outrider.server.metrics import ServerMetrics
 from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import (
@@ -158,7 +159,7 @@ T = TypeVar("T")
 class Whole(Protocol):
     """Writes whole answers."""
 
-    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> JsonObject:
         """The answer in one piece."""
 
 
@@ -313,7 +314,7 @@ def _by_token(
     reason: str | None,
     writer: ResponseBuilder,
     more: dict[str, object],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """A block's text cut where its tokens begin."""
     ends = writer.words.offsets(said.token_ids, 0, len(said.token_ids))[1:]
     cuts = [0, *(min(end, len(said.text)) for end in ends), len(said.text)]
@@ -331,7 +332,7 @@ def _by_token(
     return parts
 
 
-def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
+def _nth(logs: JsonObject | None, at: int) -> JsonObject | None:
     """The log-probabilities of one token of a block."""
     if logs is None:
         return None

@@ -31,6 +31,7 @@ from outrider.server.engine_loop import (
     QueueFullError,
 )
 from outrider.server.errors import APIError, response, to_response, unknown_model
+from outrider.server.messages import JsonObject
 from outrider.server.metrics import ServerMetrics
 from outrider.server.model_info import SpeechModelInfo
 from outrider.server.serving import unless_gone
@@ -172,9 +173,9 @@ class TranscriptionHandler:
         """Server-sent events, one for each segment; a fault is the last event."""
         text = ""
 
-        def of(heard: TranscriptionOutput) -> list[dict[str, Any]]:
+        def of(heard: TranscriptionOutput) -> list[JsonObject]:
             nonlocal text
-            found: list[dict[str, Any]] = []
+            found: list[JsonObject] = []
             for segment in heard.segments:
                 delta = segment.text if text else segment.text.lstrip()
                 text += delta
@@ -198,11 +199,11 @@ class TranscriptionHandler:
             await blocks.aclose()
 
 
-def _event(told: dict[str, Any]) -> bytes:
+def _event(told: JsonObject) -> bytes:
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-def _usage(transcript: Transcript) -> dict[str, Any]:
+def _usage(transcript: Transcript) -> JsonObject:
     """What was heard, in seconds begun."""
     return {"type": "duration", "seconds": math.ceil(transcript.duration)}
 
@@ -218,8 +219,8 @@ def _whole(transcript: Transcript, form: TranscriptionForm) -> Response:
     return JSONResponse(_verbose(transcript, form.timestamp_granularities or ["segment"]))
 
 
-def _verbose(transcript: Transcript, granularities: list[Any]) -> dict[str, Any]:
-    whole: dict[str, Any] = {
+def _verbose(transcript: Transcript, granularities: list[Any]) -> JsonObject:
+    whole: JsonObject = {
         "task": "transcribe",
         "language": language_name(transcript.language or "en"),
         "duration": transcript.duration,
@@ -237,7 +238,7 @@ def _verbose(transcript: Transcript, granularities: list[Any]) -> dict[str, Any]
     return whole
 
 
-def _segment(number: int, segment: Segment) -> dict[str, Any]:
+def _segment(number: int, segment: Segment) -> JsonObject:
     return {
         "id": number,
         "seek": segment.seek,

@@ -1,14 +1,12 @@
 """`/tokenize` and `/detokenize`, as vLLM has them."""
 
-from typing import Any
-
 from pydantic import StrictBool, ValidationError, model_validator
 
 from outrider.errors import OutriderError
 from outrider.models.config import found
 from outrider.server.chat_prompts import chat_prompt
 from outrider.server.errors import APIError, rejected, unknown_model
-from outrider.server.messages import Body, Message, Tool
+from outrider.server.messages import Body, JsonObject, Message, Tool
 from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import ChatCompletionRequest, Size
 from outrider.server.request_parsing import RequestParser
@@ -23,7 +21,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool = False
 
@@ -45,7 +43,7 @@ class DetokenizeBody(Body):
     model: str | None = None
 
 
-def tokenized(orders: RequestParser, body: TokenizeBody) -> dict[str, Any]:
+def tokenized(orders: RequestParser, body: TokenizeBody) -> JsonObject:
     """The tokens of a prompt. Raises Refusal."""
     known, name = orders.known, _named(orders, body.model)
     if body.messages is not None:
@@ -63,7 +61,7 @@ def tokenized(orders: RequestParser, body: TokenizeBody) -> dict[str, Any]:
             ids = encode(known.tokenizer, body.prompt)
         except OutriderError as error:
             raise APIError(str(error), "prompt") from error
-    told: dict[str, Any] = {
+    told: JsonObject = {
         "count": len(ids),
         "max_model_len": min(orders.capacity, known.context),
         "tokens": list(ids),
@@ -73,7 +71,7 @@ def tokenized(orders: RequestParser, body: TokenizeBody) -> dict[str, Any]:
     return told
 
 
-def detokenized(orders: RequestParser, body: DetokenizeBody) -> dict[str, Any]:
+def detokenized(orders: RequestParser, body: DetokenizeBody) -> JsonObject:
     """The text of tokens, special ones with it. Raises Refusal."""
     known = orders.known
     _named(orders, body.model)
@@ -84,7 +82,7 @@ def detokenized(orders: RequestParser, body: DetokenizeBody) -> dict[str, Any]:
     return {"prompt": TokenFormatter(known.tokenizer).whole(body.tokens)}
 
 
-def tokenizer_info(orders: RequestParser) -> dict[str, Any]:
+def tokenizer_info(orders: RequestParser) -> JsonObject:
     """What the tokenizer is: vLLM's `/tokenizer_info`, which lm-evaluation-harness asks."""
     tokenizer = orders.known.tokenizer
     names = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import ray
@@ -10,6 +9,7 @@ import ray.data
 
 from outrider.server import batch_file
 from outrider.server.batch_file import BatchLine, Row
+from outrider.server.messages import JsonObject
 from outrider.text.speculator import Speculator
 
 _BLOCK = 2  #: requests that a worker takes at a time, for each of its rows
@@ -22,7 +22,7 @@ class Worker:
         self._speculator = load()
         self._how = name, rows, capacity
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: JsonObject) -> JsonObject:
         """Rows for lines."""
         wanted = [BatchLine(*json.loads(one)) for one in batch["wanted"]]
         rows = batch_file.answers(self._speculator, *self._how, wanted)

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from ray import serve
@@ -11,6 +10,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from outrider.loading import load
 from outrider.server.app import ServerConfig, build_app
+from outrider.server.messages import JsonObject
 from outrider.server.middleware import Message
 from outrider.server.ray.ingress import Ingress
 from outrider.server.ray.requests import Header, asked, ranked
@@ -53,8 +53,8 @@ class ReplicaConfig(BaseModel):
     max_queued_requests: int = 64
     timeout: float = 600.0
     keys: tuple[str, ...] = ()
-    deployment: dict[str, Any] = {}
-    ingress: dict[str, Any] = {}
+    deployment: JsonObject = {}
+    ingress: JsonObject = {}
 
 
 class Replica:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from outrider.server.messages import JsonObject
 from outrider.server.middleware import App, Message
 from outrider.server.protocol import BaseRequest
 
@@ -88,7 +89,7 @@ async def asked(
             task.cancel()
 
 
-Chunk = dict[str, Any]
+Chunk = JsonObject
 
 
 class StreamState:
@@ -96,13 +97,13 @@ class StreamState:
 
     def __init__(self, asked: Mapping[str, Any], body: BaseRequest) -> None:
         self._asked, self._told_ids = asked, body.return_token_ids
-        self._sent: dict[int, dict[str, Any]] = {}
+        self._sent: dict[int, JsonObject] = {}
         self._name: Chunk = {}
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         """What the next replica is asked for."""
         options = {**(self._asked.get("stream_options") or {}), "include_obfuscation": False}
-        more: dict[str, Any] = {"return_token_ids": True, "stream_options": options}
+        more: JsonObject = {"return_token_ids": True, "stream_options": options}
         if self._sent:
             more["resume"] = [self._sent[index] for index in sorted(self._sent)]
         return {**self._asked, **more}
