@@ -68,7 +68,7 @@ def gathered(
     return of
 
 
-def _under(panel: str | None, hint: Any) -> Any:
+def _under(panel: str | None, hint: object) -> Any:
     """An option's annotation with that heading."""
     if panel is None:
         return hint

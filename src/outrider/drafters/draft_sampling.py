@@ -107,13 +107,13 @@ class Tempered:
         """The drafter's memory."""
         return self.drafter.open(context, capacity)
 
-    def propose(self, memory: Any, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: object, context: Context, shape: DraftShape) -> Draft:
         """Its tree, drawn from the law that is declared: the draft's under `warp`."""
         own = context._replace(sampling=self.warp.of(context.sampling))
         return self.drafter.propose(memory, own, shape)
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: object, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """The drafter learns."""
         self.drafter.commit(memory, context, draft, verdict, scores)

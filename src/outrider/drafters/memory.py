@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from outrider.drafters import tree_drafting
 from outrider.models.model_wrapper import capturable
@@ -42,7 +42,7 @@ class LearnsNothing:
     aux_layers: ClassVar[tuple[int, ...]] = ()
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: object, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn."""
 

@@ -95,7 +95,7 @@ def _opens(kind: Any, config: PretrainedConfig) -> str | None:
 # A checkpoint's weights, whole or this process's part, and what is wrong with one in words.
 
 
-def read_weights(source: "ModelSource", **how: Any) -> PreTrainedModel:
+def read_weights(source: "ModelSource", **how: object) -> PreTrainedModel:
     """The model with all of its weights from the checkpoint, its adapter merged.
 
     Raises ConfigurationError for files that are broken, weights that are not there or of another
@@ -131,7 +131,7 @@ def read_weights(source: "ModelSource", **how: Any) -> PreTrainedModel:
     return loaded if source.adapter is None else source.adapter.merged(loaded, source.role)
 
 
-def read_part(source: "ModelSource", **how: Any) -> PreTrainedModel:
+def read_part(source: "ModelSource", **how: object) -> PreTrainedModel:
     """This process's part of the model, by the plan that transformers has for its family.
 
     Raises UnsupportedModel for a family that has none for this number of processes.

@@ -99,7 +99,7 @@ class EncoderCache:
         return made
 
 
-def split(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def split(given: Mapping[str, object]) -> list[dict[str, Any]]:
     """The arguments for each image alone; all of them as one where they cannot be told apart.
 
     >>> [one["pixel_values"].shape for one in split({"pixel_values": torch.zeros(2, 3, 4, 4)})]

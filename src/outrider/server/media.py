@@ -31,7 +31,7 @@ _CHUNK = 1 << 16
 def media_prompt(
     media: MediaProcessor | None,
     turns: Sequence[JsonObject],
-    template: Mapping[str, Any],
+    template: Mapping[str, object],
     remote: bool = False,
 ) -> tuple[list[int], MultiModalInputs]:
     """Token ids of a conversation and its images. Raises the library's errors for what is refused.

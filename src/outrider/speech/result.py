@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from outrider.errors import OutriderError
 from outrider.speech.audio import Recording
@@ -93,7 +93,7 @@ class Transcript:
     segments: tuple[Segment, ...]
     duration: float  #: seconds of sound
     stats: TranscriptStats
-    settings: Mapping[str, Any]  #: what was asked for, and how windows were cut
+    settings: Mapping[str, object]  #: what was asked for, and how windows were cut
     name: str  #: of the recording
 
 

@@ -251,7 +251,7 @@ class TranscribeSettings:
         own = usual if -1 in ids else ()
         return tuple(dict.fromkeys((*own, *(int(i) for i in ids if i >= 0))))
 
-    def told(self, windows: str) -> Mapping[str, Any]:
+    def told(self, windows: str) -> Mapping[str, object]:
         """For the transcript: what was asked for, as plain values, and how windows were cut."""
         values: dict[str, Any] = {}
         for name, value in vars(self).items():

@@ -177,7 +177,7 @@ class SourceTranscription(TranscribingModel):
         ids, source = self._read(reads(samples, sampling_rate=self.rate, return_tensors="pt"))
         return [*ids, token], source
 
-    def _read(self, made: Mapping[str, Any]) -> tuple[list[int], Inputs]:
+    def _read(self, made: Mapping[str, object]) -> tuple[list[int], Inputs]:
         """What a processor made of one recording, without padding."""
         name = next(name for name in _FEATURES if name in made)
         features, seen = torch.as_tensor(made[name]), made.get("attention_mask")

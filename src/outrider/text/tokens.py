@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from numbers import Real
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -95,7 +95,7 @@ def chat(
     tokenizer: Tokenizer | None,
     messages: Sequence[object],
     number: int = 0,
-    template: Mapping[str, Any] | None = None,
+    template: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Token ids of a conversation, with the opening of the assistant's next turn.
 

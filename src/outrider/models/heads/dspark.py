@@ -15,7 +15,6 @@ which is the planner's business here: it is not read.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -163,7 +162,7 @@ class DSparkSource(DFlashSource):
         return DSparkHead(head)
 
 
-def _sequential(folder: Path, fields: Mapping[str, Any]) -> tuple[str | None, int]:
+def _sequential(folder: Path, fields: Mapping[str, object]) -> tuple[str | None, int]:
     """The form of a checkpoint's sequential head, None for none, and its rank."""
     rank, kind = fields.get("markov_rank", 256), fields.get("markov_head_type", "vanilla")
     if rank == 0:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
@@ -77,7 +76,7 @@ class Ingress:
         return _gone()
 
     async def _streamed(
-        self, http: HttpRequest, asked: Mapping[str, Any], body: BaseRequest
+        self, http: HttpRequest, asked: Mapping[str, object], body: BaseRequest
     ) -> Response:
         going = StreamState(asked, body)
         options = body.stream_options or StreamOptions()
