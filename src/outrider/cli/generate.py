@@ -67,6 +67,8 @@ def chosen(stats: "Stats") -> list[str]:
         lines[0] += f"; predicted {stats.predicted_ms:.0f} ms, took {stats.measured_ms:.0f} ms"
     if stats.why_plain:
         lines.append(f"speculation is off because {stats.why_plain}")
+    if stats.why_dropped:
+        lines.append(f"the draft model is asked no more: {stats.why_dropped}")
     return lines
 
 
