@@ -1,7 +1,7 @@
 """Statistics: what a person wants to look at, apart from what the next step needs."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -137,6 +137,12 @@ class Clock:
         return dict(self._ms)
 
 
+def _add(mine: object, theirs: object, names: Iterable[str]) -> None:
+    """Add fields of the one to those of the other."""
+    for name in names:
+        setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
+
+
 @dataclass(kw_only=True)
 class RequestStats:
     """Counts of one request, or of many summed.
@@ -198,8 +204,7 @@ class RequestStats:
     def add(self, other: "RequestStats") -> None:
         """Add another request's counts (not its seconds: requests overlap in time)."""
         names = ("prompt_tokens", "cached_tokens", "new_tokens", "steps", "drafted", "accepted")
-        for name in (*names, "overlaps"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        _add(self, other, (*names, "overlaps"))
         self.overlap += other.overlap
         mine, theirs = self.accepted_per_position, other.accepted_per_position
         mine.extend([0] * (len(theirs) - len(mine)))
@@ -288,8 +293,7 @@ class Stats(RequestStats):
         self.add(other)
         times = (f"{part}_ms" for part in (*VERBS, *GRAPHS, "host", "prefill"))
         counts = "engine_steps", "captures", "replays"
-        for name in ("seconds", "predicted_ms", *counts, *times):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        _add(self, other, ("seconds", "predicted_ms", *counts, *times))
         for nodes, steps in other.sizes.items():
             self.sizes[nodes] = self.sizes.get(nodes, 0) + steps
         self.why_plain = other.why_plain or self.why_plain

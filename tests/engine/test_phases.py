@@ -50,8 +50,7 @@ def test_a_request_can_be_cancelled_in_every_phase(monkeypatch):
     run.step()
     assert run.phases[reading] is RequestStatus.PREFILLING
     run.end(reading)
-    assert [block.row for block in run.step()] == [first]
-    run.step()
+    assert [block.row for block in run.step()] == [first, waiting]
     assert run.phases[waiting] is RequestStatus.RUNNING
     run.end(first, "stop")
     texts = list(run)
@@ -60,6 +59,19 @@ def test_a_request_can_be_cancelled_in_every_phase(monkeypatch):
     cancelled = RequestStatus.CANCELLED
     assert run.phases == [RequestStatus.ENDED, cancelled, RequestStatus.ENDED, cancelled]
     assert run.requests[reading].new_tokens == 0
+
+
+@pytest.mark.parametrize(("most", "phase"), [(1024, "RUNNING"), (24, "PREFILLING")])
+def test_the_more_wait_the_more_is_read_between_two_steps(monkeypatch, most, phase):
+    monkeypatch.setattr(scheduler, "CHUNK", 16)
+    monkeypatch.setattr(scheduler, "MOST_TOKENS", most)
+    run = EngineRun(engine_of("chain"), 4, CAPACITY)
+    run.submit(Request(PROMPTS[0], SamplingParams(0), StopConditions(30)))
+    run.step()
+    for length in (17, 16, 17):  # of each all but the last token are read ahead
+        run.submit(Request(LONG[:length], SamplingParams(0), StopConditions(5)))
+    run.step()
+    assert run.phases == [RequestStatus.RUNNING] + [RequestStatus[phase]] * 3
 
 
 def test_only_what_may_follow_follows():

@@ -78,3 +78,4 @@ def test_a_stand_in_gives_way_to_whoever_asks_for_more(monkeypatch):
         assert first.NannyNag is sys.modules["tabnanny"].NannyNag
         assert sys.modules["tabnanny"] is not first
     assert callable(sys.modules["tabnanny"].check)
+    del sys.modules["tabnanny"]  # others begin without it

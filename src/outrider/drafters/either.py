@@ -147,9 +147,9 @@ class Either:
     capturable: ClassVar[bool] = False
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The target's states that the draft model reads."""
-        return self.drafted.taps
+        return self.drafted.aux_layers
 
     @property
     def kinds(self) -> frozenset[DrawKind]:

@@ -225,7 +225,8 @@ def _without_law(number: int, entry: RequestState) -> NumericalError:
     return NumericalError(f"{models}, for {where}; {do}")
 
 
-CHUNK = 64  #: prompt tokens read between two steps of those who run
+CHUNK = 64  #: prompt tokens read between two steps of those who run, for each who waits for a row
+MOST_TOKENS = 1024  #: of all of them
 RESTS = 8  #: tokens that a draft model has not read when it is taken to rest
 
 #: Whether no text of these requests depends on what is drafted, nor on when a draft model reads.
@@ -283,7 +284,7 @@ class Scheduler:
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
         # entries of other sources, and states that heads read, are not kept
-        plain = target.reads == "text" and not drafter.taps
+        plain = target.reads == "text" and not drafter.aux_layers
         self.prefixes = prefixes if plain else None
         self.table, self.queue = requests, RowQueue(max_num_seqs)
         self.batch: Batch | None = None
@@ -331,20 +332,23 @@ class Scheduler:
         self.batch = batch
 
     def arrive(self, free: Free | None = None) -> float:
-        """Read prompts of those who wait: all of them while nobody runs, else a piece of a group.
+        """Read prompts of those who wait: all of them while nobody runs, else a share of them.
 
+        The more wait the more is read between two steps: a product takes less time a row the more
+        rows it has, and a step of few rows, while they wait, about as long as one of many.
         `free`: the drafter may rest where it holds (None: it drafts in every step). Returns the
         seconds that it took.
         """
-        through = not self.queue.rows
         started = time.perf_counter()
+        left = None if not self.queue.rows else self._share()
         while self._prefill is not None or self._call(free):
             assert self._prefill is not None
             numbers, prefill = self._prefill
+            before = prefill.read
             entries = [self.table.entries[number] for number in numbers]
             alive = [at for at, entry in enumerate(entries) if not entry.over]
             try:
-                newcomers = prefill.step(None if through else CHUNK) if alive else None
+                newcomers = prefill.step(left) if alive else None
             except PromptError as error:  # images that do not fit the prompt: its own, no other's
                 self._prefill = None
                 self.table.ready += [self.table.fail(number, error) for number in numbers]
@@ -358,9 +362,17 @@ class Scheduler:
                     newcomers = newcomers.take(alive)
                 self._join([numbers[at] for at in alive], newcomers)
             self._prefill = None  # not before they joined: what fails on the way is tried again
-            if not through and not prefill.nothing:
-                break
+            if left is not None:
+                left -= len(numbers) * (prefill.read - before)
+                if left < CHUNK // 2:  # too few to be worth a call
+                    break
         return time.perf_counter() - started
+
+    def _share(self) -> int:
+        """How many tokens of prompts are read between two steps."""
+        reading = len(self._prefill[0]) if self._prefill is not None else 0
+        free = self.queue.max_num_seqs - len(self.queue.rows)
+        return min(CHUNK * min(reading + len(self.queue.waiting), free), MOST_TOKENS)
 
     def _call(self, free: Free | None) -> bool:
         """Begin to read the next in the queue, with those behind it who fit and are as long."""
@@ -397,7 +409,7 @@ class Scheduler:
         That is what a drafter at rest will have to do anyway; one at work would read every row
         anew for their sake. Heads are told the target's states of a prompt once.
         """
-        if free is None or self.drafter.taps:
+        if free is None or self.drafter.aux_layers:
             return False
         if not free([*newcomers, *self.requests(self.rows)]):
             return False

@@ -7,6 +7,7 @@ entries of the rows it names and of no others. The transformers cache interface 
 of its models can write here; nothing else of transformers is used.
 """
 
+import contextlib
 import math
 import mmap
 import os
@@ -16,7 +17,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.models.recurrent.hooks import StateHandle, ask
@@ -386,7 +386,13 @@ class SlotCache(Cache):  # type: ignore[misc]
             new_size = min(max(slots, 2 * old_size), self.capacity)
         more_rows, more = new_rows - old_rows, new_size - old_size
         if more_rows or more:  # all or nothing: there may be no memory for it
-            longer = [pad(s, (0, 0, 0, more, 0, 0, 0, more_rows)) for s in self.stacks]
+            used = slice(0, self.rows), slice(None), slice(0, min(self.width, old_size))
+            longer = [
+                _zeros(s, s.shape[0], new_rows, s.shape[2], new_size, s.shape[4])
+                for s in self.stacks
+            ]
+            for new, old in zip(longer, self.stacks, strict=True):
+                new[:, *used].copy_(old[:, *used])
             self.stacks, self.max_rows, self.size = longer, new_rows, new_size
             self._attach()
             table, self._positions_BS = self._positions_BS, None
@@ -422,14 +428,22 @@ class SlotCache(Cache):  # type: ignore[misc]
         return ((plane + head) * self.size + slots_BQ[:, None, :]).flatten()
 
 
-def _zeros(like: Tensor, *shape: int) -> Tensor:
-    """Zeros of this shape; slots that are never written take neither time nor memory on a CPU.
+def _zeros(like: Tensor, planes: int, rows: int, heads: int, slots: int, entry: int) -> Tensor:
+    """Zeros [planes, rows, heads, slots, entry]; slots that are never written take neither time nor
+    memory on a CPU.
 
     The system hands out pages that are zero already, one when it is first touched; `torch.zeros`
-    writes them all, which takes longer than reading a short prompt.
+    writes them all, which takes longer than reading a short prompt. A single row that has outgrown
+    its first slots is in pages of 2 MiB where there are any: reading all of it, as every step does,
+    waits less for addresses then, and half of it is full. Beside a long row short ones would be
+    given whole pages, too, so that several rows are in small ones.
     """
+    shape = planes, rows, heads, slots, entry
     if like.device.type != "cpu" or os.name != "posix" or not math.prod(shape):
         return like.new_zeros(shape)
     size = math.prod(shape) * like.element_size()
     pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if rows == 1 and slots > FIRST and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=like.dtype).view(shape)

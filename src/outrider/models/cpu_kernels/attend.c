@@ -1,8 +1,9 @@
 /* Attention of a Llama's layers over a cache of slots, in bfloat16 or float32 on a CPU.
  *
- * Keys and values are read once for all queries of a task, CHUNK slots at a time, while those of the
- * next are fetched: weights are exponentials beside the largest score so far, and where a chunk has a
- * larger one what was summed up is made smaller (softmax online: Milakov and Gimelshein 2018).
+ * Keys and values are read once for all queries of a task, CHUNK slots at a time; a chunk's values are
+ * fetched while its scores are computed, and the next one's keys while its values are summed up.
+ * Weights are exponentials beside the largest score so far, and where a chunk has a larger one what was
+ * summed up is made smaller (softmax online: Milakov and Gimelshein 2018).
  *
  * A row of a call (one token) is computed in one order whatever stands beside it: sums run over the
  * slots that it sees in their order, chunks are cut by how many of these there are, and queries share
@@ -17,7 +18,9 @@
 #include "attend_sums.h"
 #include "thread_pool.h"
 
-#define FEW BLOCK /* queries for which keys are read as they lie; for more they are turned over first */
+#define FEW BLOCK /* queries for which values of half precision are widened as often as they are read */
+/* Queries for which keys are read as they lie; for more they are turned over first. */
+#define AS_THEY_LIE(is_half) ((is_half) || WIDTH < 16 ? BLOCK : 3 * BLOCK)
 #define CHUNK 256 /* slots of a query whose weights are made at a time */
 #define PIECE 64 /* slots whose values stay near for all queries */
 #define LEAST -3.0e38f /* scores are larger */
@@ -126,6 +129,7 @@ static int64_t most_seen(const Asked *mine, int64_t block) {
 ALWAYS void score_few(
     const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
     int64_t stop, const int is_half) {
+    const int64_t bytes = is_half ? sizeof(half) : sizeof(float);
     for (int64_t s = chunk; s < stop; s += LANES) {
         const int64_t there = lesser(stop - s, LANES), from = head->from + s * E;
         const float *keys = room->rows;
@@ -135,8 +139,12 @@ ALWAYS void score_few(
             memset(room->rows + there * E, 0, (LANES - there) * E * sizeof(float));
         } else
             keys = (const float *)head->keys + from;
-        for (int64_t q = 0; q < mine->some; q++)
-            put(room->scores + q * CHUNK + s - chunk, dots(room->queries + q * E, keys, E));
+        const char *next = (const char *)head->values + from * bytes;
+        for (int64_t q = 0; q < mine->some; q++) {
+            const int64_t done = q * 32 * E; /* bytes that are on their way */
+            const void *fetch = done < LANES * E * bytes ? next + done : (const void *)keys;
+            put(room->scores + q * CHUNK + s - chunk, dots(room->queries + q * E, keys, E, fetch));
+        }
     }
 }
 
@@ -146,13 +154,14 @@ ALWAYS void score_many(
     int64_t stop, const int is_half) {
     const int64_t bytes = is_half ? sizeof(half) : sizeof(float);
     for (int64_t s = chunk; s < stop; s += LANES) {
-        const int64_t next = lesser(LANES, mine->common - s - 1) * E * bytes;
+        const char *next = (const char *)head->values + (head->from + s * E) * bytes;
         turned_keys(
-            room->turned, head->keys, head->from + s * E, E, lesser(stop - s, LANES), room->rows, next,
+            room->turned, head->keys, head->from + s * E, E, lesser(stop - s, LANES), room->rows,
             is_half);
         for (int64_t j = 0; j * BLOCK < mine->some; j++) {
             if (s >= most_seen(mine, j)) continue;
-            const Few score = dots_of(room->queries + j * BLOCK * E, room->turned, E);
+            const void *fetch = j ? (const void *)room->turned : next;
+            const Few score = dots_of(room->queries + j * BLOCK * E, room->turned, E, fetch, bytes);
 #pragma GCC unroll 4
             for (int q = 0; q < BLOCK; q++)
                 put(room->scores + (j * BLOCK + q) * CHUNK + s - chunk, score.of[q]);
@@ -163,35 +172,37 @@ ALWAYS void score_many(
 /* A few queries' sums of weighted values, [few, E], go on. */
 ALWAYS void weigh_few(
     float *sums, const float *weights, const void *values, int64_t at, const int64_t E, int64_t slots,
-    int64_t few, const int is_half) {
+    int64_t few, const int is_half, const char *fetch) {
     switch (few) {
-    case 1: weigh_all(sums, weights, CHUNK, values, at, E, slots, 1, 1, is_half); break;
-    case 2: weigh_all(sums, weights, CHUNK, values, at, E, slots, 2, 1, is_half); break;
-    case 3: weigh_all(sums, weights, CHUNK, values, at, E, slots, 3, 1, is_half); break;
-    default: weigh_all(sums, weights, CHUNK, values, at, E, slots, 4, 1, is_half);
+    case 1: weigh_all(sums, weights, CHUNK, values, at, E, slots, 1, 1, is_half, fetch); break;
+    case 2: weigh_all(sums, weights, CHUNK, values, at, E, slots, 2, 1, is_half, fetch); break;
+    case 3: weigh_all(sums, weights, CHUNK, values, at, E, slots, 3, 1, is_half, fetch); break;
+    default: weigh_all(sums, weights, CHUNK, values, at, E, slots, 4, 1, is_half, fetch);
     }
 }
 
 /* Each compiled once. */
 static __attribute__((noinline)) void weigh_floats(
     float *sums, const float *weights, const void *values, int64_t at, int64_t E, int64_t slots,
-    int64_t few) {
-    weigh_few(sums, weights, values, at, E, slots, few, 0);
+    int64_t few, const void *fetch) {
+    weigh_few(sums, weights, values, at, E, slots, few, 0, fetch);
 }
 
 static __attribute__((noinline)) void weigh_halves(
     float *sums, const float *weights, const void *values, int64_t at, int64_t E, int64_t slots,
-    int64_t few) {
-    weigh_few(sums, weights, values, at, E, slots, few, 1);
+    int64_t few, const void *fetch) {
+    weigh_few(sums, weights, values, at, E, slots, few, 1, fetch);
 }
 
 /* Sums of weighted values over the common slots: widened once for all where there are many. */
 ALWAYS void weigh_common(
     const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
     int64_t stop, const int is_half) {
+    const int64_t bytes = is_half ? sizeof(half) : sizeof(float);
     const int widens = is_half && (mine->some > FEW || WIDTH < 16); /* narrow registers read in parts */
     for (int64_t s = chunk; s < stop; s += PIECE) {
         const int64_t from = head->from + s * E, there = lesser(stop - s, PIECE);
+        const void *next = (const char *)head->keys + (from + lesser(CHUNK, mine->common - s) * E) * bytes;
         for (int64_t e = 0; widens && e < there * E; e += LANES)
             put(room->values + e, read_as(head->values, from + e, is_half));
         for (int64_t j = 0; j * BLOCK < mine->some; j++) {
@@ -199,10 +210,11 @@ ALWAYS void weigh_common(
             const int64_t few = lesser(mine->some - j * BLOCK, BLOCK);
             float *sums = room->sums + j * BLOCK * E;
             const float *weights = room->scores + j * BLOCK * CHUNK + s - chunk;
+            const void *fetch = j ? room->values : next;
             if (seen <= 0) continue;
-            if (widens) weigh_floats(sums, weights, room->values, 0, E, seen, few);
-            else if (is_half) weigh_halves(sums, weights, head->values, from, E, seen, few);
-            else weigh_floats(sums, weights, head->values, from, E, seen, few);
+            if (widens) weigh_floats(sums, weights, room->values, 0, E, seen, few, fetch);
+            else if (is_half) weigh_halves(sums, weights, head->values, from, E, seen, few, fetch);
+            else weigh_floats(sums, weights, head->values, from, E, seen, few, fetch);
         }
     }
 }
@@ -238,7 +250,7 @@ ALWAYS void score_behind(
             gathered(room->rows, mine, room, head->keys, head, E, q, s, there, is_half);
             memset(room->rows + there * E, 0, (LANES - there) * E * sizeof(float));
             for (int64_t i = q; i < q + few; i++) {
-                put(scores, dots(room->queries + i * E, room->rows, E));
+                put(scores, dots(room->queries + i * E, room->rows, E, room->rows));
                 memcpy(room->scores + i * CHUNK + s - chunk, scores, there * sizeof(float));
             }
         }
@@ -255,7 +267,7 @@ ALWAYS void weigh_behind(
             const int64_t there = lesser(lesser(mine->sees[q], stop) - s, PIECE);
             gathered(room->values, mine, room, head->values, head, E, q, s, there, is_half);
             weigh_floats(room->sums + q * E, room->scores + q * CHUNK + s - chunk, room->values, 0, E,
-                         there, few);
+                         there, few, room->values);
         }
     }
 }
@@ -310,7 +322,7 @@ ALWAYS void answer(
     for (int64_t chunk = 0; chunk < mine.most; chunk += CHUNK) {
         const int64_t stop = lesser(chunk + CHUNK, mine.most), end = lesser(stop, mine.common);
         const int64_t from = chunk > mine.common ? chunk : mine.common;
-        if (some > FEW) score_many(&mine, E, &head, room, chunk, end, is_half);
+        if (some > AS_THEY_LIE(is_half)) score_many(&mine, E, &head, room, chunk, end, is_half);
         else score_few(&mine, E, &head, room, chunk, end, is_half);
         score_behind(&mine, E, &head, room, chunk, from, stop, is_half);
         for (int64_t q = 0; q < some; q++) soften(&mine, room, E, q, mine.sees[q] - chunk);

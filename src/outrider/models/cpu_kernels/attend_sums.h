@@ -4,30 +4,41 @@
 #pragma once
 #include "lanes.h"
 
+/* Fetch a line into the second cache, while there is something to compute: what is read next does not
+ * wait for memory then. Into the first one it would push out what is read now. */
+#define FETCH(from) __builtin_prefetch(from, 0, 2)
+#define LINE 64
+
 #define BLOCK 4 /* queries whose sums are held side by side */
 
 /* Usual sizes of heads have code of their own, made once. */
 #define SIZED(run) (size == 64 ? run(64) : size == 128 ? run(128) : run(size))
 
-ALWAYS lanes sized_dots(const float *query, const float *keys, const int64_t size) {
+ALWAYS lanes sized_dots(
+    const float *query, const float *keys, const int64_t size, const char *fetch) {
     lanes four[LANES / 4];
 #pragma GCC unroll 4
     for (int k = 0; k < LANES; k += 4) {
         lanes sum[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) sum[i] = all(0);
-        for (int64_t e = 0; e < size; e += LANES)
+        for (int64_t e = 0; e < size; e += LANES) {
+            FETCH(fetch + (k * size / 4 + e) * 8);
+            FETCH(fetch + (k * size / 4 + e) * 8 + LINE);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++)
                 sum[i] = fma_(get(query + e), get(keys + (k + i) * size + e), sum[i]);
+        }
         four[k / 4] = fours(sum[0], sum[1], sum[2], sum[3]);
     }
     return totals(four[0], four[1], four[2], four[3]);
 }
 
-/* Scores of sixteen slots for one query; `keys` [16, E] as float32. */
-static __attribute__((noinline)) lanes dots(const float *query, const float *keys, int64_t size) {
-#define RUN(size) sized_dots(query, keys, size)
+/* Scores of sixteen slots for one query; `keys` [16, E] as float32. 32 * size bytes are fetched
+ * meanwhile. */
+static __attribute__((noinline)) lanes dots(
+    const float *query, const float *keys, int64_t size, const void *fetch) {
+#define RUN(size) sized_dots(query, keys, size, fetch)
     return SIZED(RUN);
 #undef RUN
 }
@@ -42,20 +53,28 @@ ALWAYS Few plus(Few a, Few b) {
     return a;
 }
 
-/* What lane `l` sums up in `dots`, here of sixteen slots at once. */
-ALWAYS Few lane(const float *queries, const float *turned, const int64_t size, const int l) {
+/* What lane `l` sums up in `dots`, here of sixteen slots at once. Its share of 16 * size numbers, of
+ * `bytes` each, is fetched meanwhile. */
+ALWAYS Few lane(
+    const float *queries, const float *turned, const int64_t size, const int l, const char *fetch,
+    const int bytes) {
     Few sum;
 #pragma GCC unroll 4
     for (int q = 0; q < BLOCK; q++) sum.of[q] = all(0);
-    for (int64_t e = l; e < size; e += LANES)
+    for (int64_t e = l; e < size; e += LANES) {
+        FETCH(fetch + (l * size + (e - l)) * bytes);
 #pragma GCC unroll 4
         for (int q = 0; q < BLOCK; q++)
             sum.of[q] = fma_(all(queries[q * size + e]), get(turned + e * LANES), sum.of[q]);
+    }
     return sum;
 }
 
-#define TWO(l) plus(lane(queries, turned, size, l), lane(queries, turned, size, l + 1))
-ALWAYS Few sized_dots_of(const float *queries, const float *turned, const int64_t size) {
+#define LANE(l) lane(queries, turned, size, l, fetch, bytes)
+#define TWO(l) plus(LANE(l), LANE(l + 1))
+ALWAYS Few sized_dots_of(
+    const float *queries, const float *turned, const int64_t size, const char *fetch,
+    const int bytes) {
     Few four[LANES / 4];
 #pragma GCC unroll 1
     for (int l = 0; l < LANES; l += 4) four[l / 4] = plus(TWO(l), TWO(l + 2));
@@ -64,8 +83,8 @@ ALWAYS Few sized_dots_of(const float *queries, const float *turned, const int64_
 
 /* `dots` of BLOCK queries, bit for bit; `turned` [E, 16] are the keys of sixteen slots. */
 static __attribute__((noinline)) Few dots_of(
-    const float *queries, const float *turned, int64_t size) {
-#define RUN(size) sized_dots_of(queries, turned, size)
+    const float *queries, const float *turned, int64_t size, const void *fetch, int bytes) {
+#define RUN(size) sized_dots_of(queries, turned, size, fetch, bytes)
     return SIZED(RUN);
 #undef RUN
 }
@@ -74,10 +93,12 @@ static __attribute__((noinline)) Few dots_of(
 #define WIDE(few) (HELD / (few) >= 4 ? 4 : HELD / (few) >= 2 ? 2 : 1)
 
 /* Sums of weighted values, [few, E], 16 * `wide` numbers of them, go on from what they are or begin
- * with 0; `values` from number `at` on, slots `size` apart. */
+ * with 0; `values` from number `at` on, slots `size` apart. As many bytes as of them are fetched from
+ * `fetch` on meanwhile. */
 ALWAYS void weigh(
     float *sums, const float *weights, int64_t row, const void *values, int64_t at, int64_t size,
-    int64_t stop, const int few, const int wide, const int on, const int is_half) {
+    int64_t stop, const int few, const int wide, const int on, const int is_half,
+    const char *fetch) {
     lanes sum[BLOCK * 4];
 #pragma GCC unroll 4
     for (int q = 0; q < few; q++)
@@ -88,6 +109,7 @@ ALWAYS void weigh(
 #pragma GCC unroll 4
         for (int e = 0; e < wide; e++) {
             const lanes value = read_as(values, at + s * size + e * LANES, is_half);
+            FETCH(fetch + (s * size + e * LANES) * (is_half ? 2 : 4));
 #pragma GCC unroll 4
             for (int q = 0; q < few; q++)
                 sum[q * wide + e] = fma_(all(weights[q * row + s]), value, sum[q * wide + e]);
@@ -102,19 +124,20 @@ ALWAYS void weigh(
 /* All E numbers of them. */
 ALWAYS void weigh_all(
     float *sums, const float *weights, int64_t row, const void *values, int64_t at,
-    const int64_t size, int64_t stop, const int few, const int on, const int is_half) {
+    const int64_t size, int64_t stop, const int few, const int on, const int is_half,
+    const char *fetch) {
+    const int64_t bytes = is_half ? sizeof(half) : sizeof(float), wide = WIDE(few) * LANES;
     int64_t e = 0;
-    for (; e + WIDE(few) * LANES <= size; e += WIDE(few) * LANES)
-        weigh(sums + e, weights, row, values, at + e, size, stop, few, WIDE(few), on, is_half);
-    for (; e < size; e += LANES)
-        weigh(sums + e, weights, row, values, at + e, size, stop, few, 1, on, is_half);
+    for (; e + wide <= size; e += wide, fetch += wide * bytes)
+        weigh(sums + e, weights, row, values, at + e, size, stop, few, WIDE(few), on, is_half, fetch);
+    for (; e < size; e += LANES, fetch += LANES * bytes)
+        weigh(sums + e, weights, row, values, at + e, size, stop, few, 1, on, is_half, fetch);
 }
 
-/* Keys of sixteen slots, [E, 16], from [16, E] of which `there` are, by way of `room` [16, E]; those
- * that are so many bytes behind them are fetched meanwhile. Of half precision two numbers are turned as
- * one. */
+/* Keys of sixteen slots, [E, 16], from [16, E] of which `there` are, by way of `room` [16, E]. Of half
+ * precision two numbers are turned as one. */
 ALWAYS void turned_keys(
-    float *to, const void *keys, int64_t at, int64_t E, int64_t there, void *room, int64_t next,
+    float *to, const void *keys, int64_t at, int64_t E, int64_t there, void *room,
     const int is_half) {
     const int little = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
     const int64_t bytes = is_half ? sizeof(half) : sizeof(float), row = E * bytes / sizeof(float);
@@ -126,9 +149,6 @@ ALWAYS void turned_keys(
     }
     for (int64_t e = 0; e < row; e += 4) {
         lanes x[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++)
-            __builtin_prefetch((const char *)from + next + (e + i) * LANES * sizeof(float));
         turned(x, from + e, row);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {

@@ -3,19 +3,21 @@
  *
  * The order, for weights that are numbers with a point: a block's products, in the order of its
  * inputs, are added by one fma each to a sum that starts from 0, and this is added to what came
- * before; with inputs in bfloat16 two by two, by an instruction for both. For whole ones with scales: the block's inputs are rounded to 16 bits by a scale of their
- * own (half a step is 2^-16 of the largest), products are summed as whole numbers, which is exact in
- * any order; this times the inputs' scale, times the weights', is added by one fma to what came
+ * before. With inputs in bfloat16 they are added two by two, by an instruction for both, to one sum
+ * of the whole row. For whole numbers with scales: the block's inputs are rounded to 16 bits by a scale
+ * of their own (half a step is 2^-16 of the largest), products are summed as whole numbers, which is
+ * exact in any order; this times the inputs' scale, times the weights', is added by one fma to what came
  * before, and then by one more the block's minimum times the total of its inputs.
  *
- * Few rows: a weight is widened in registers for up to six of them, part after part over some hundred
- * inputs of a group that are then close by. Many: those are widened once where that saves something,
- * and the same code reads them.
+ * Few rows: a weight is widened in registers for up to six of them, part after part over some inputs
+ * of a group that are then close by, while the next part is on its way from memory. Many: those are
+ * widened once where that saves something, and the same code reads them.
  */
 #include "packed_linear.h"
 #include "thread_pool.h"
 
 #define SLAB 256 /* inputs that parts of rows, or rows of a widened group, have in turn */
+#define LONG_SLAB 2048 /* where sums stay in registers: as many as a second cache has room for */
 
 /* Rows above which it pays to widen first: few where that takes many instructions. */
 INLINED int64_t many(const int format) {
@@ -129,19 +131,33 @@ static void get(const Product *p, int64_t row, int64_t n, int64_t at, float *acc
             memcpy(acc, y, count * sizeof(float));
 }
 
-/* All rows times `chunks` chunks of a group, or `per` blocks of one from `from` on: in the row, the
- * blocks from `done` on. */
-static void rows_by_parts(
-    const Product *p, int64_t format, int64_t done, int64_t chunks, int64_t from, int64_t per,
-    int64_t tiles, int64_t at, const uint8_t *chunk) {
+/* A part of a group of `tiles`: `chunks` chunks, or of one `per` blocks from `from` on; in the rows the
+ * blocks from `done` on. `next` bytes from `behind` on are used after it. */
+typedef struct {
+    int64_t format, chunks, from, per, tiles, done;
+    const uint8_t *chunk, *behind;
+    int64_t next;
+} Part;
+
+INLINED int64_t bytes_of_part(const int64_t format, int64_t tiles, int64_t chunks, int64_t per) {
+    return tiles * chunks * (head_of(format) + per * data_of(format));
+}
+
+/* All rows times a part, from output `at` on. */
+static void rows_by_parts(const Product *p, const Part *part, int64_t at) {
     _Alignas(64) float acc[MOST * GROUP * TILE];
-    for (int64_t row = 0, n; row < p->count; row += n) {
-        const int64_t left = p->count - row, length = length_of(format);
+    const int64_t passes = (p->count + MOST - 1) / MOST, blocks = part->chunks * part->per;
+    const int64_t size = bytes_of_part(part->format, part->tiles, part->chunks, part->per);
+    Ahead ahead = {part->chunk, part->chunk + AHEAD, 65536};
+    if (passes > 1) ahead.next = part->behind, ahead.share = 65536 * part->next / (size * passes);
+    for (int64_t row = 0, n; row < p->count; row += n, ahead.next += part->next / passes) {
+        const int64_t left = p->count - row;
         n = left <= MOST || left >= 2 * MOST ? least(left, MOST) : (left + 1) / 2; /* none is small */
-        Rows rows = rows_from(p->rows, row, done, length);
-        get(p, row, n, at, acc, done == 0);
-        pass_of(format, n)(rows, chunks, from, per, tiles, chunk, acc);
-        put(p, row, n, at, acc, done + chunks * per == p->blocks);
+        Rows rows = rows_from(p->rows, row, part->done, length_of(part->format));
+        get(p, row, n, at, acc, part->done == 0);
+        pass_of(part->format, n)(
+            rows, part->chunks, part->from, part->per, part->tiles, part->chunk, ahead, acc);
+        put(p, row, n, at, acc, part->done + blocks == p->blocks);
     }
 }
 
@@ -149,26 +165,30 @@ static void rows_by_parts(
 static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *weight) {
     _Alignas(64) float slab[SLAB * GROUP * TILE + SLAB / 16 * GROUP * 2 * TILE];
     const int format = p->format;
-    const int64_t size = tiles * (head_of(format) + p->per * data_of(format)); /* of a chunk */
-    const int64_t most = SLAB / length_of(format); /* blocks */
+    const int64_t size = bytes_of_part(format, tiles, 1, p->per);
+    const int64_t most = (format == HALVES ? LONG_SLAB : SLAB) / length_of(format); /* blocks */
     const int64_t chunks = p->per < most ? most / p->per : 1;
+    Part part = {format, p->blocks / p->per, 0, p->per, tiles, 0, weight, NULL, 0};
     if (p->count <= MOST) {
-        rows_by_parts(p, format, 0, p->blocks / p->per, 0, p->per, tiles, at, weight);
+        rows_by_parts(p, &part, at);
         return;
     }
-    for (int64_t done = 0, blocks; done < p->blocks; done += blocks) {
+    for (int64_t blocks; part.done < p->blocks; part.done += blocks) {
         /* some chunks, or a part of one */
-        const int64_t from = done % p->per;
-        blocks = p->per > most ? least(most, p->per - from) : least(chunks * p->per, p->blocks - done);
+        const int64_t from = part.done % p->per;
+        blocks = p->per > most ? least(most, p->per - from) : least(chunks * p->per, p->blocks - part.done);
         const int64_t whole = p->per > most ? 1 : blocks / p->per, per = blocks / whole;
-        const uint8_t *chunk = weight + done / p->per * size;
-        if (p->count <= many(format)) {
-            rows_by_parts(p, format, done, whole, from, per, tiles, at, chunk);
-            continue;
+        const uint8_t *chunk = weight + part.done / p->per * size;
+        part.format = format, part.chunks = whole, part.from = from, part.per = per, part.chunk = chunk;
+        part.next = bytes_of_part(format, tiles, whole, per);
+        part.behind = chunk + part.next + tiles * from * data_of(format);
+        if (p->count > many(format)) {
+            float *to = slab;
+            for (int64_t c = 0; c < whole; c++) to = widen(format, from, per, tiles, chunk + c * size, to);
+            part.format = widened(format), part.chunks = blocks, part.from = 0, part.per = 1;
+            part.chunk = (const uint8_t *)slab;
         }
-        float *to = slab;
-        for (int64_t c = 0; c < whole; c++) to = widen(format, from, per, tiles, chunk + c * size, to);
-        rows_by_parts(p, widened(format), done, blocks, 0, 1, tiles, at, (const uint8_t *)slab);
+        rows_by_parts(p, &part, at);
     }
 }
 

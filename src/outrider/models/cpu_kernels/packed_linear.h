@@ -202,6 +202,29 @@ typedef struct {
     int64_t inputs, blocks;
 } Rows;
 
+/* What is fetched while a part of a group is multiplied. Where one pass serves all rows: what comes
+ * AHEAD bytes behind what is used. Where there are several each fetches its share of the part behind
+ * this one, so that memory is read at one pace, and not by the first pass alone while it waits. */
+typedef struct {
+    const uint8_t *part, *next;
+    int64_t share; /* of `next` to a byte of the part, in 65536ths */
+} Ahead;
+
+/* `lines` lines of 64 bytes are used from here on. A part of whole numbers has room in the first cache
+ * beside the next one, others have in the second. */
+INLINED void fetch_ahead(const int format, Ahead ahead, const uint8_t *here, const int lines) {
+    const uint8_t *from = ahead.next + ((here - ahead.part) * ahead.share >> 16);
+    if (ahead.share == 65536)
+#pragma GCC unroll 16
+        for (int i = 0; i < lines; i++) fetch(from + 64 * i);
+    else
+#pragma GCC unroll 16
+        for (int i = 0; i < (lines + 1) / 2; i++) {
+            if (is_whole(format)) fetch(from + 64 * i);
+            else fetch_near(from + 64 * i);
+        }
+}
+
 INLINED Rows rows_from(Rows rows, int64_t row, int64_t block, int64_t length) {
     rows.x += row * rows.inputs + block * length;
     rows.near += row * rows.inputs + block * length;
@@ -218,12 +241,61 @@ INLINED vi input_pair(Rows rows, int64_t r, int64_t at) {
     return all_i(both);
 }
 
+/* Lines of 64 bytes that a tile's numbers of one unit of inputs take. */
+INLINED int lines_of(const int format) {
+    return data_of(format) * unit_of(format) / length_of(format) / 64;
+}
+
+/* `blocks` blocks of g tiles whose blocks are `tiles` tiles long, in products of two bfloat16 numbers,
+ * for n rows, added to acc[n][GROUP * TILE]: sums stay in registers. */
+INLINED void halves(
+    const int n, const int g, const uint8_t *data, int64_t blocks, int64_t tiles, Rows rows, Ahead ahead,
+    float *acc) {
+    const int64_t apart = data_of(HALVES);
+    vf sum[MOST][GROUP][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < n; r++)
+#pragma GCC unroll 8
+        for (int t = 0; t < g; t++)
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++)
+                sum[r][t][v] = load_f(acc + r * GROUP * TILE + t * TILE + v * WIDE);
+    int64_t at = 0;
+#pragma GCC unroll 1
+    for (int64_t b = 0; b < blocks; b++, data += tiles * apart)
+#pragma GCC unroll 1
+        for (int u = 0; u < length_of(HALVES) / 2; u++, at += 2) {
+            fetch_ahead(HALVES, ahead, data + 64 * u * g, g);
+            vi w[GROUP][VECTORS];
+#pragma GCC unroll 8
+            for (int t = 0; t < g; t++)
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) w[t][v] = load_i(data + t * apart + 64 * u + 4 * WIDE * v);
+#pragma GCC unroll 8
+            for (int r = 0; r < n; r++) {
+                vi input = input_pair(rows, r, at);
+#pragma GCC unroll 8
+                for (int t = 0; t < g; t++)
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; v++)
+                        sum[r][t][v] = add_half_products(sum[r][t][v], w[t][v], input);
+            }
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < n; r++)
+#pragma GCC unroll 8
+        for (int t = 0; t < g; t++)
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++)
+                store_f(acc + r * GROUP * TILE + t * TILE + v * WIDE, sum[r][t][v]);
+}
+
 /* Block b of g tiles, so far `apart`, for n rows, added to acc[n][GROUP * TILE]. */
 INLINED void block(
     const int format, const int n, const int g, const uint8_t *heads, int64_t b, const uint8_t *data,
-    int64_t apart, Rows rows, float *acc) {
-    const int lines = data_of(format) * unit_of(format) / length_of(format) / 64;
-    const int at_once = is_whole(format) || format == HALVES ? 2 : 1; /* inputs */
+    int64_t apart, Rows rows, Ahead ahead, float *acc) {
+    const int lines = lines_of(format);
+    const int at_once = is_whole(format) ? 2 : 1; /* inputs */
     vf sum[MOST][GROUP][VECTORS];
     vi whole[MOST][GROUP][VECTORS];
 #pragma GCC unroll 8
@@ -235,8 +307,7 @@ INLINED void block(
 #pragma GCC unroll 1
     for (int u = 0; u < length_of(format) / unit_of(format); u++) {
         /* line by line, whatever the tiles: a processor keeps up with one stream, not with four */
-#pragma GCC unroll 16
-        for (int i = 0; i < g * lines; i++) fetch(data + AHEAD + 64 * (u * g * lines + i));
+        fetch_ahead(format, ahead, data + 64 * u * g * lines, g * lines);
 #pragma GCC unroll 32
         for (int q = 0; q < unit_of(format) / at_once * g; q++) {
             const int j = q / g, t = q % g, at = u * unit_of(format) + j * at_once;
@@ -251,17 +322,6 @@ INLINED void block(
 #pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; v++)
                         whole[r][t][v] = add_products(whole[r][t][v], w[v], input);
-                }
-            } else if (format == HALVES) {
-                vi w[VECTORS];
-#pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) w[v] = load_i(tile + 64 * u + 4 * WIDE * v);
-#pragma GCC unroll 8
-                for (int r = 0; r < n; r++) {
-                    vi input = input_pair(rows, r, at);
-#pragma GCC unroll 8
-                    for (int v = 0; v < VECTORS; v++)
-                        sum[r][t][v] = add_half_products(sum[r][t][v], w[v], input);
                 }
             } else {
                 vf w[VECTORS];
@@ -315,15 +375,20 @@ INLINED int abreast(const int format, const int n) {
  * first chunk the blocks from `from` on, of each `per`. */
 INLINED int64_t pass(
     const int format, const int n, const int g, Rows rows, int64_t chunks, int64_t from, int64_t per,
-    int64_t tiles, int64_t first, const uint8_t *chunk, float *acc) {
+    int64_t tiles, int64_t first, const uint8_t *chunk, Ahead ahead, float *acc) {
     int64_t t = first;
+    if (format == HALVES) {
+        for (; t + g <= tiles; t += g)
+            halves(n, g, chunk + t * data_of(format), chunks, tiles, rows, ahead, acc + t * TILE);
+        return t;
+    }
     for (int64_t c = 0; c < chunks; c++) {
         for (int64_t b = from; b < from + per; b++) {
             const uint8_t *data = block_of(format, chunk, tiles, b);
             const int64_t apart = tiles_apart(format, b);
             for (t = first; t + g <= tiles; t += g)
                 block(format, n, g, chunk + t * heads_apart(format), b, data + t * apart, apart, rows,
-                      acc + t * TILE);
+                      ahead, acc + t * TILE);
             rows = rows_from(rows, 0, 1, length_of(format));
         }
         chunk += tiles * (head_of(format) + per * data_of(format));
@@ -334,24 +399,26 @@ INLINED int64_t pass(
 /* `chunks` of a group of `tiles`, for n rows: `per` blocks of each from block `from` on, which are all
  * of them where there is more than one chunk. */
 typedef void Pass(
-    Rows rows, int64_t chunks, int64_t from, int64_t per, int64_t tiles, const uint8_t *chunk, float *acc);
+    Rows rows, int64_t chunks, int64_t from, int64_t per, int64_t tiles, const uint8_t *chunk, Ahead ahead,
+    float *acc);
 
 #define PASS(format, n) \
     static void format##_##n( \
         Rows rows, int64_t chunks, int64_t from, int64_t per, int64_t tiles, const uint8_t *chunk, \
-        float *acc) { \
-        int64_t done = pass(format, n, abreast(format, n), rows, chunks, from, per, tiles, 0, chunk, acc); \
+        Ahead ahead, float *acc) { \
+        int64_t done = \
+            pass(format, n, abreast(format, n), rows, chunks, from, per, tiles, 0, chunk, ahead, acc); \
         if (abreast(format, n) > 1 && done < tiles) \
-            format##_rest(rows, n, chunks, from, per, tiles, done, chunk, acc); \
+            format##_rest(rows, n, chunks, from, per, tiles, done, chunk, ahead, acc); \
     }
 
 /* Tiles that are too few for all that go abreast: row by row. */
 #define REST(format) \
     static void format##_rest( \
         Rows rows, int64_t n, int64_t chunks, int64_t from, int64_t per, int64_t tiles, int64_t first, \
-        const uint8_t *chunk, float *acc) { \
+        const uint8_t *chunk, Ahead ahead, float *acc) { \
         for (; n--; rows = rows_from(rows, 1, 0, 0), acc += GROUP * TILE) \
-            pass(format, 1, 1, rows, chunks, from, per, tiles, first, chunk, acc); \
+            pass(format, 1, 1, rows, chunks, from, per, tiles, first, chunk, ahead, acc); \
     }
 
 #ifdef PLAIN_C

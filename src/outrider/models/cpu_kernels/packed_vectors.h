@@ -41,6 +41,7 @@ INLINED void store_f(float *to, vf x) { *(vf_any *)to = x; }
 INLINED vi all_i(int32_t x) { return (vi){0} + x; }
 INLINED vf as_f(vi x) { return __builtin_convertvector(x, vf); }
 INLINED void fetch(const void *far) { __builtin_prefetch(far, 0, 3); }
+INLINED void fetch_near(const void *far) { __builtin_prefetch(far, 0, 2); } /* to the second cache */
 
 #if WIDE == 16
 INLINED vf every(float x) { return (vf)_mm512_set1_ps(x); }
