@@ -54,7 +54,7 @@ from outrider import (
     StopConditions,
 )
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.engine.engine_run import EngineRun
 from outrider.models import adapt
 from outrider.models.calibrate import Setting

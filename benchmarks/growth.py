@@ -60,7 +60,7 @@ def untrained(target: Any, folder: str) -> str:
     known = min(8192, about.vocab_size)
     layers = about.layers
     head = Eagle3(
-        Eagle3Config(layer, taps=(2, layers // 2, layers - 2), draft_vocab_size=known),
+        Eagle3Config(layer, aux_layers=(2, layers // 2, layers - 2), draft_vocab_size=known),
         embedding_VE=torch.randn(about.vocab_size, about.hidden) / 50,
         ids_K=torch.arange(known),
     ).bfloat16()

@@ -50,7 +50,7 @@ class Instant:
     def open(self, rows: int, capacity: int, inputs: Any = None) -> SlotCache:
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache: Any, nodes: Nodes, *, last: Any = None, taps: Any = ()):
+    def forward(self, cache: Any, nodes: Nodes, *, last: Any = None, aux_layers: Any = ()):
         queries = nodes.tokens_BQ.shape[1]
         return Output(self.table[:, : queries if last is None else min(last, queries)])
 

@@ -190,7 +190,7 @@ EXCEPTIONS = {
     "drafters/recall.py:commit": "kept on a CPU alone",
     "drafters/suffix.py:automata": "kept on a CPU alone",
     "drafters/either.py:_chains": "beside copies, on a CPU alone",
-    "drafters/translated.py:_texts": "another tokenizer cuts texts on the host",
+    "drafters/cross_tokenizer.py:_texts": "another tokenizer cuts texts on the host",
     "models/cross_tokenizer_model.py:": "another tokenizer cuts texts on the host",
     "models/heads/formats.py:": "reads a folder before any run",
     "models/heads/source.py:overlap": "looks at a head before any run",

@@ -29,12 +29,12 @@ SIZES = {
 }
 
 
-def eagle3(taps=(0, 1, -1), kind=LlamaConfig, layers=1, seed=0, ids=IDS, **flags):
+def eagle3(aux_layers=(0, 1, -1), kind=LlamaConfig, layers=1, seed=0, ids=IDS, **flags):
     """A random head for the tiny models, with norms that are not left at 1."""
     torch.manual_seed(seed)
     layer = kind(**(SIZES | {"num_hidden_layers": layers}))
     size = VOCAB if ids is None else len(ids)
-    head = Eagle3(Eagle3Config(layer, taps, size, **flags), ids_K=ids).eval()
+    head = Eagle3(Eagle3Config(layer, aux_layers, size, **flags), ids_K=ids).eval()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
@@ -58,14 +58,14 @@ def norm(x, weight):
 class Reference:
     """An EAGLE-3 head by its formulas: one text, no cache, everything anew for each token.
 
-    `hidden` are the target's states [T, E] of the committed tokens but the last, one per tap.
+    `hidden` are the target's states [T, E] of the committed tokens but the last, one per aux layer.
     """
 
     def __init__(self, head, hidden):
         self.config, self.weights = head.config, head.state_dict()
         if hidden and self.config.fc_norm:
             each = enumerate(hidden)
-            hidden = [norm(x, self.weights[f"fc_norm.{tap}.weight"]) for tap, x in each]
+            hidden = [norm(x, self.weights[f"fc_norm.{layer}.weight"]) for layer, x in each]
         if hidden:
             states = torch.cat(list(hidden), -1)
             if self.config.norm_before_fc:
@@ -139,7 +139,7 @@ def speculators(folder, head, **changed):
         "speculators_version": "0.4.0",
         "draft_vocab_size": head.config.draft_vocab_size,
         "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": list(head.taps),
+        "eagle_aux_hidden_state_layer_ids": list(head.aux_layers),
         "norm_before_residual": head.config.norm_before_residual,
         "norm_before_fc": head.config.norm_before_fc,
         "fc_norm": head.config.fc_norm,

@@ -210,7 +210,9 @@ def check(resolved: ResolvedConfig, setting: Setting, models: LoadedModels) -> f
         )
     each = zip(resolved.sources, (models.target, *models.drafts), strict=True)
     worst = [
-        _trees(source, model, setting, resolved.place) if model.trees and not model.taps else 0.0
+        _trees(source, model, setting, resolved.place)
+        if model.trees and not model.aux_layers
+        else 0.0
         for source, model in each
     ]
     return worst[0]

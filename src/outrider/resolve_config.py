@@ -124,7 +124,7 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
     if config.generation_config not in ("auto", "none"):
         what, given = "'auto' or 'none'", config.generation_config
         arguments.refuse("generation_config", what, given, "use 'auto'")
-    common = {name: getattr(config, name) for name in COMMON}
+    common = arguments.fields_of(config, COMMON)
     options = DraftOptions(**common, own=config.drafter_options)
     rule = verifiers.chosen(config.rule, config.rule_options, config.shared_noise)
     runtime = RuntimeOptions(config.dtype, config.threads, config.pack_weights, config.draft_dtype)

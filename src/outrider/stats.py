@@ -1,7 +1,7 @@
 """Statistics: what a person wants to look at, apart from what the next step needs."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -137,6 +137,12 @@ class Clock:
         return dict(self._ms)
 
 
+def _add(mine: object, theirs: object, names: Iterable[str]) -> None:
+    """Add fields of the one to those of the other."""
+    for name in names:
+        setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
+
+
 @dataclass(kw_only=True)
 class RequestStats:
     """Counts of one request, or of many summed.
@@ -198,8 +204,7 @@ class RequestStats:
     def add(self, other: "RequestStats") -> None:
         """Add another request's counts (not its seconds: requests overlap in time)."""
         names = ("prompt_tokens", "cached_tokens", "new_tokens", "steps", "drafted", "accepted")
-        for name in (*names, "overlaps"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        _add(self, other, (*names, "overlaps"))
         self.overlap += other.overlap
         mine, theirs = self.accepted_per_position, other.accepted_per_position
         mine.extend([0] * (len(theirs) - len(mine)))
@@ -259,6 +264,7 @@ class Stats(RequestStats):
     )  #: steps by nodes of a row, 1 for plain ones
     predicted_ms: float = 0.0  #: of these steps, by the planner's costs; 0 without any
     why_plain: str = ""  #: of a planner: why most steps were plain, if they were
+    why_dropped: str = ""  #: of a planner: why a draft model is asked no more, if it is not
     captures: int = 0  #: steps that were captured as CUDA graphs
     replays: int = 0  #: steps that were replays of one
     why_eager: str = ""  #: why steps run without CUDA graphs, if they do
@@ -288,11 +294,11 @@ class Stats(RequestStats):
         self.add(other)
         times = (f"{part}_ms" for part in (*VERBS, *GRAPHS, "host", "prefill"))
         counts = "engine_steps", "captures", "replays"
-        for name in ("seconds", "predicted_ms", *counts, *times):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        _add(self, other, ("seconds", "predicted_ms", *counts, *times))
         for nodes, steps in other.sizes.items():
             self.sizes[nodes] = self.sizes.get(nodes, 0) + steps
         self.why_plain = other.why_plain or self.why_plain
+        self.why_dropped = other.why_dropped or self.why_dropped
         self.why_eager = other.why_eager
 
     def as_dict(self) -> dict[str, object]:
@@ -305,6 +311,7 @@ class Stats(RequestStats):
             "predicted_ms": self.predicted_ms,
             "measured_ms": self.measured_ms,
             "why_plain": self.why_plain,
+            "why_dropped": self.why_dropped,
             "captures": self.captures,
             "replays": self.replays,
             "why_eager": self.why_eager,

@@ -16,7 +16,7 @@ from outrider.drafters import Beam as BeamDrafter
 from outrider.drafters import Recall, ReferenceLookup, Suffix
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, PromptError
 from tiny import VOCAB, pair

@@ -16,7 +16,7 @@ from transformers import (
 
 from outrider import Beams, Request, Root, SamplingParams, StopConditions
 from outrider.drafters import ReferenceLookup
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.models import adapt
 from outrider.types import Inputs
 

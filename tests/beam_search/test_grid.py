@@ -27,7 +27,7 @@ from outrider import Request, SamplingParams, StopConditions
 from outrider.drafters import ReferenceLookup
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import BeamSearch, prepared
+from outrider.engine.beam_search.search import BeamSearch, prepared
 from outrider.engine.beam_search.step import Beams
 from outrider.models import LlamaRunner, TreeDecoder, adapt
 from tiny import llama

@@ -11,8 +11,8 @@ from outrider.engine.beam_search.candidate_sources import (
     OfferedCandidates,
 )
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import BeamSearch
 from outrider.engine.beam_search.scorer import PrefixScorer
+from outrider.engine.beam_search.search import BeamSearch
 from outrider.engine.beam_search.step import Beams, Rules
 from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama, perturbed

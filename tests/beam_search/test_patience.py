@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider import Beams, PromptLookup, Request, Root, SamplingParams, StopConditions
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from tiny import llama, pair
 
 PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])

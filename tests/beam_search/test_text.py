@@ -6,7 +6,7 @@ import torch
 import outrider
 from outrider import Beams, Request, SamplingParams, Stop, StopConditions
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import causal
 from outrider.text import speculator

@@ -212,10 +212,10 @@ class _BySlot(_Wrapped[LanguageModel]):
         nodes: Nodes,
         *,
         last: int | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         by_slot = nodes._replace(positions_BQ=nodes.slots_BQ)
-        return self.inner.forward(cache, by_slot, last=last, taps=taps)
+        return self.inner.forward(cache, by_slot, last=last, aux_layers=aux_layers)
 
 
 # A wrapper has its part's whole protocol by delegation, which a type checker cannot see.

@@ -122,7 +122,7 @@ def test_a_drafter_that_reads_the_device_is_caught():
 class OfStates(Wrapped):
     """It asks for the target's hidden states, and finds them."""
 
-    taps = (-1, 0, 1)
+    aux_layers = (-1, 0, 1)
 
     def open(self, context, capacity):
         if context.bound > 1:  # something was read before the pending token

@@ -93,7 +93,7 @@ def test_the_model_drafts_behind_copies_what_it_drafts_alone(monkeypatch, reads,
             expected = step.propose(alone, fresh).tokens_BN
             wrong += not torch.equal(draft.tokens_BN, expected)
             compared += 1
-        scores = step.score(target, batch, draft, drafter.taps)
+        scores = step.score(target, batch, draft, drafter.aux_layers)
         verdict = step.verify(rule, batch, draft, scores)
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
     assert compared == 6

@@ -146,7 +146,7 @@ class Fixed:
     def __init__(self, row, dtype=torch.float32):
         self.row, self.vocab_size, self.context = torch.tensor(row, dtype=dtype), len(row), 64
         self.device, self.dtype, self.trees = torch.device("cpu"), dtype, True
-        self.reads, self.taps = "text", ()
+        self.reads, self.aux_layers = "text", ()
 
     def width(self, slots):
         return slots
@@ -154,7 +154,7 @@ class Fixed:
     def open(self, rows, capacity, inputs=None):
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache, nodes, *, last=None, taps=()):
+    def forward(self, cache, nodes, *, last=None, aux_layers=()):
         rows, queries = nodes.tokens_BQ.shape
         count = queries if last is None else min(last, queries)
         return Output(self.row.expand(rows, count, -1).clone())

@@ -39,7 +39,7 @@ class Masked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def forward(self, cache, nodes, *, last=None, taps=()):
+    def forward(self, cache, nodes, *, last=None, aux_layers=()):
         logits = self.model.forward(cache, nodes, last=last).logits_BQV
         token = nodes.tokens_BQ[:, -logits.shape[1] :, None]
         vocab = logits.shape[2]

@@ -21,7 +21,7 @@ from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.drafters.ngram_table import count
 from outrider.engine import step
 from outrider.engine.beam_search import Beams
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.engine.request import Request
 from outrider.sampling import sampling_params
 from outrider.testing import SETTINGS, Case, checks, p_value, text_law

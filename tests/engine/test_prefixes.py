@@ -60,7 +60,7 @@ def test_texts_are_those_without_copies(name):
     assert found == expected
     again, all_copied = texts(engine, PROMPTS, prefixes)
     assert again == expected
-    if engine.drafter.taps:
+    if engine.drafter.aux_layers:
         assert len(prefixes) == 0
         assert copied == all_copied == nothing
         return

@@ -90,7 +90,7 @@ class Seer:
     """A drafter that foresees, over one that does not."""
 
     def __init__(self, inner):
-        self.inner, self.name, self.taps = inner, "seer", ()
+        self.inner, self.name, self.aux_layers = inner, "seer", ()
         self.kinds, self.shapes = inner.kinds, inner.shapes
         self.open, self.commit, self.told = inner.open, inner.commit, []
 
@@ -120,7 +120,7 @@ def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
 class Reader(Root):
     """Plain decoding that keeps what it was shown of the target's states."""
 
-    taps = (-1, 1)
+    aux_layers = (-1, 1)
     seen: list[torch.Tensor]
 
     def open(self, context, capacity):
@@ -147,7 +147,9 @@ def test_a_drafter_that_asks_is_shown_the_states(monkeypatch):
     text = torch.tensor([LONG])
     at = torch.arange(len(LONG))[None]
     with torch.inference_mode():
-        whole = target.forward(cache, causal(text, at, capacity), taps=reader.taps).hidden
-    for tap in (0, 1):
-        states = torch.cat([prompt[tap], steps[0][tap]], 1)
-        torch.testing.assert_close(states, whole[tap], atol=1e-4, rtol=1e-4)
+        whole = target.forward(
+            cache, causal(text, at, capacity), aux_layers=reader.aux_layers
+        ).hidden
+    for layer in (0, 1):
+        states = torch.cat([prompt[layer], steps[0][layer]], 1)
+        torch.testing.assert_close(states, whole[layer], atol=1e-4, rtol=1e-4)

@@ -310,8 +310,8 @@ def test_a_llama_in_bfloat16_is_compiled():
         driven = TreeDecoder(LlamaRunner(model, False))
         assert driven.runner.means == "a lean decoder, compiled"
         nodes = causal(ids, torch.arange(60)[None], 128)
-        logits, states = driven.forward(driven.open(1, 128), nodes, taps=(0, 1, -1))[:2]
-        few, last = driven.forward(driven.open(1, 128), nodes, last=2, taps=(1, -1))[:2]
+        logits, states = driven.forward(driven.open(1, 128), nodes, aux_layers=(0, 1, -1))[:2]
+        few, last = driven.forward(driven.open(1, 128), nodes, last=2, aux_layers=(1, -1))[:2]
     assert (logits - expected).norm() < 1.05 * theirs.norm()  # no worse than transformers rounds
     assert torch.equal(few, logits[:, -2:])
     assert torch.equal(last[0], states[1][:, -2:])

@@ -25,7 +25,7 @@ def test_one_call_is_the_calls_one_by_one(kind):
     at = torch.arange(9).expand(3, -1)
     nodes = causal(at * 7 % 90 + 5, at, 64)
     one, each = (
-        model.forward(model.open(3, 64, source), nodes, last=4, taps=(0, 2, -1))
+        model.forward(model.open(3, 64, source), nodes, last=4, aux_layers=(0, 2, -1))
         for model in (lean, apart)
     )
     told, expected = [one.logits_BQV, *one.hidden], [each.logits_BQV, *each.hidden]

@@ -49,7 +49,7 @@ def test_the_law_of_each_place_in_a_block(kind, counts, sights):
         for row, length in enumerate(batch.context.length_B.tolist()) if shape is None else ():
             text = batch.context.tokens_BL[row, :length]
             told = driven.runner.model(input_ids=text[None], output_hidden_states=True)
-            hidden = [told.hidden_states[tap][0, : length - 1] for tap in (0, 1)]
+            hidden = [told.hidden_states[layer][0, : length - 1] for layer in (0, 1)]
             expected = block_states(head, hidden, int(text[-1]))[1:]
             expected = expected @ head.lm_head.weight.T
             nodes = draft.laws.logits_BRV.shape[1]
@@ -60,7 +60,7 @@ def test_the_law_of_each_place_in_a_block(kind, counts, sights):
                 else:
                     assert torch.allclose(law[IDS], expected[depth], atol=1e-4)
                     assert (law > -torch.inf).sum() == len(IDS)
-        scores = step.score(driven, batch, draft, drafter.taps)
+        scores = step.score(driven, batch, draft, drafter.aux_layers)
         verdict = step.verify(VERIFIERS["traversal"], batch, draft, scores)
         kept += int(verdict.count_B.sum())
         batch, _ = step.commit(driven, drafter, batch, draft, scores, verdict)
@@ -101,7 +101,7 @@ def test_a_folder_drafts_for_its_target(tmp_path, layout, ids):
     head = dflash(ids=ids, lent=model)
     speculator = outrider.load(model, layout(tmp_path, head), branching=(2, 1, 1), **LOAD)
     driven = speculator.engine.drafter.model
-    assert driven.taps == (1, 2)
+    assert driven.aux_layers == (1, 2)
     for name, weight in head.state_dict().items():
         assert torch.equal(driven.runner.head.state_dict()[name], weight), name
     assert "lm_head.weight" not in driven.runner.head.state_dict()
@@ -113,7 +113,7 @@ def test_a_folder_drafts_for_its_target(tmp_path, layout, ids):
 def test_layers_that_go_without_saying(tmp_path):
     folder = authors(tmp_path, dflash(), dflash_config={"mask_token_id": MASK})
     assert spread(6, 2) == (1, 3)
-    assert outrider.load(target(), folder, **LOAD).engine.drafter.taps == (2, 4)
+    assert outrider.load(target(), folder, **LOAD).engine.drafter.aux_layers == (2, 4)
 
 
 MIXED = [SLIDING, "full_attention"]

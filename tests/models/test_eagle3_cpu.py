@@ -57,7 +57,7 @@ def test_it_computes_what_the_module_computes(flags, packed):
     assert fits(head)
     for module, lean in zip(*both(head, packed), strict=True):
         torch.testing.assert_close(lean, module, rtol=1e-4, atol=1e-4)
-    hidden = [torch.randn(1, 3, 32) for _ in head.taps]
+    hidden = [torch.randn(1, 3, 32) for _ in head.aux_layers]
     lean = Eagle3Cpu(head, packed, 0).fuse(hidden)
     torch.testing.assert_close(lean, head.fuse(hidden), rtol=1e-4, atol=1e-4)
 
@@ -109,7 +109,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
         rule, seen = outrider.verifiers.VERIFIERS["traversal"], []
         for _ in range(4):
             draft = step.propose(drafter, batch)
-            scores = step.score(first, batch, draft, drafter.taps)
+            scores = step.score(first, batch, draft, drafter.aux_layers)
             verdict = step.verify(rule, batch, draft, scores)
             batch, _ = step.commit(first, drafter, batch, draft, scores, verdict)
             seen.append(draft.tokens_BN.tolist())
@@ -119,7 +119,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
 
 @pytest.mark.parametrize(("kind", "form"), [(LlamaConfig, Eagle3Cpu), (Qwen3Config, Eagle3)])
 def test_load_takes_it_where_it_fits(tmp_path, kind, form):
-    folder = speculators(tmp_path, eagle3(kind=kind, taps=(1, 2, 3)))
+    folder = speculators(tmp_path, eagle3(kind=kind, aux_layers=(1, 2, 3)))
     made = outrider.load(
         target(), folder, dtype="float32", threads=1, pack_weights=False, planner="fixed"
     )

@@ -90,7 +90,7 @@ def test_the_law_of_each_node(counts, ordered):
     model, own = gemma(), assistant(ordered)
     target = TreeDecoder(TransformersRunner(model))
     head = HeadModel(KVSharedHead(own, model), VOCAB)
-    assert head.taps == (3, 2, -1), "the last layers that make keys of their own"
+    assert head.aux_layers == (3, 2, -1), "the last layers that make keys of their own"
     for draft, texts in steps(DraftModel(head, counts), target, 3.0):
         for row, text in enumerate(texts):
             if len(text) == 1:

@@ -16,7 +16,7 @@ from tiny import PROMPTS, decode, llama
 from tiny_heads import FLAGS, IDS, SIZES, eagle3, original, speculators, target
 
 LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
-TAPS = (2, 3, 3)  # the usual layers of a target of six
+AUX_LAYERS = (2, 3, 3)  # the usual layers of a target of six
 
 
 def loaded(folder, model=None, **options):
@@ -26,9 +26,9 @@ def loaded(folder, model=None, **options):
 @pytest.mark.parametrize("flags", FLAGS)
 @torch.inference_mode()
 def test_a_speculators_checkpoint_is_read_whole(tmp_path, flags):
-    head = eagle3(TAPS, Qwen3Config, layers=1, **FLAGS[flags])
+    head = eagle3(AUX_LAYERS, Qwen3Config, layers=1, **FLAGS[flags])
     model = loaded(speculators(tmp_path, head)).engine.drafter.model
-    assert model.taps == TAPS
+    assert model.aux_layers == AUX_LAYERS
     assert vars(model.runner.head.config) | {"layer": None} == vars(head.config) | {"layer": None}
     for name, weight in head.state_dict().items():
         assert torch.equal(model.runner.head.state_dict()[name], weight), name
@@ -36,7 +36,7 @@ def test_a_speculators_checkpoint_is_read_whole(tmp_path, flags):
 
 @torch.inference_mode()
 def test_an_original_checkpoint_borrows_what_it_lacks(tmp_path):
-    head, model = eagle3(TAPS), target()
+    head, model = eagle3(AUX_LAYERS), target()
     folder = original(tmp_path, head, lent=("embed_tokens.weight", "t2d"))
     read = loaded(folder, model).engine.drafter.model.runner.head.module
     tokens, states = torch.tensor([[3, 1, 4]]), torch.randn(1, 3, 32)
@@ -48,7 +48,7 @@ def test_an_original_checkpoint_borrows_what_it_lacks(tmp_path):
 
 @torch.inference_mode()
 def test_a_head_of_all_tokens_may_have_the_targets_output_layer(tmp_path):
-    head, model = eagle3(TAPS, ids=None), target()
+    head, model = eagle3(AUX_LAYERS, ids=None), target()
     weights = {n: w for n, w in head.state_dict().items() if n != "lm_head.weight"}
     folder = speculators(tmp_path, head)
     save_file(weights, folder / "model.safetensors")
@@ -59,7 +59,7 @@ def test_a_head_of_all_tokens_may_have_the_targets_output_layer(tmp_path):
 
 
 def test_what_is_saved_is_read_again(tmp_path):
-    head = eagle3(TAPS, fc_norm=True, norm_output=True)
+    head = eagle3(AUX_LAYERS, fc_norm=True, norm_output=True)
     heads.save(head, tmp_path, "tiny")
     read = loaded(tmp_path).engine.drafter.model.runner.head.module
     assert vars(read.config) | {"layer": None} == vars(head.config) | {"layer": None}
@@ -69,12 +69,12 @@ def test_what_is_saved_is_read_again(tmp_path):
 @pytest.mark.parametrize("more", [0, 1], ids=["before", "after"])
 def test_how_an_author_counts_layers_is_measured(tmp_path, more):
     """A head that was fitted to one way of counting is loaded that way."""
-    model, head = target(), eagle3(TAPS, ids=None)
-    taps = tuple(tap + more for tap in TAPS)
+    model, head = target(), eagle3(AUX_LAYERS, ids=None)
+    aux_layers = tuple(layer + more for layer in AUX_LAYERS)
     tokens = (5 + torch.arange(32) * 7 % (32 - 5))[None]
     with torch.no_grad():
         told = model(input_ids=tokens, output_hidden_states=True)
-    hidden = [told.hidden_states[tap][:, :-1] for tap in taps]
+    hidden = [told.hidden_states[layer][:, :-1] for layer in aux_layers]
     law = told.logits[:, 1:].softmax(-1)
     head.requires_grad_(True)
     optimizer = torch.optim.Adam(head.parameters(), 0.01)
@@ -85,8 +85,11 @@ def test_how_an_author_counts_layers_is_measured(tmp_path, more):
         loss.backward()
         optimizer.step()
     speculator = loaded(original(tmp_path, head.requires_grad_(False)), model)
-    assert speculator.engine.drafter.taps == taps
-    assert f"states after {taps[0]}, {taps[1]}, {taps[2]} layers" in speculator.notes.draft
+    assert speculator.engine.drafter.aux_layers == aux_layers
+    assert (
+        f"states after {aux_layers[0]}, {aux_layers[1]}, {aux_layers[2]} layers"
+        in speculator.notes.draft
+    )
 
 
 @pytest.mark.one_in(3)
@@ -94,7 +97,7 @@ def test_how_an_author_counts_layers_is_measured(tmp_path, more):
 @pytest.mark.parametrize("drafter", ["draft_model", "dynamic_tree"])
 def test_texts_are_the_targets_own(tmp_path, layout, drafter):
     """Ragged rows that end one by one, greedy and coupled, with chains and trees."""
-    speculator = loaded(layout(tmp_path, eagle3(TAPS)), drafter=drafter, shared_noise=True)
+    speculator = loaded(layout(tmp_path, eagle3(AUX_LAYERS)), drafter=drafter, shared_noise=True)
     sampling = [
         SamplingParams(0),
         SamplingParams(0.8, seed=1),
@@ -127,7 +130,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_a_speculators_head_asks_for_in_vain(tmp_path, name):
     fields, said = BAD[name]
-    folder = speculators(tmp_path, eagle3(TAPS), **fields)
+    folder = speculators(tmp_path, eagle3(AUX_LAYERS), **fields)
     if "gone" in fields.values():
         whole = json.loads((folder / "config.json").read_text())
         del whole["norm_before_residual"]
@@ -147,7 +150,7 @@ def test_what_a_speculators_head_asks_for_in_vain(tmp_path, name):
 )
 def test_what_an_original_head_asks_for_in_vain(tmp_path, fields, said):
     with pytest.raises(ConfigurationError, match=said):
-        loaded(original(tmp_path, eagle3(TAPS), **fields))
+        loaded(original(tmp_path, eagle3(AUX_LAYERS), **fields))
 
 
 @pytest.mark.parametrize(
@@ -168,11 +171,11 @@ def test_a_head_of_an_unknown_form_is_named_and_so_are_those_that_are_known(tmp_
 
 
 def test_weights_that_are_not_those_of_the_configuration(tmp_path):
-    folder = speculators(tmp_path, eagle3(TAPS), fc_norm=True)
+    folder = speculators(tmp_path, eagle3(AUX_LAYERS), fc_norm=True)
     with pytest.raises(ConfigurationError, match=r"not those.*fc_norm.0.weight"):
         loaded(folder)
     with pytest.raises(ConfigurationError, match=r"not those.*input_norm"):
-        loaded(speculators(tmp_path, eagle3(TAPS, norm_before_fc=True), norm_before_fc=False))
+        loaded(speculators(tmp_path, eagle3(AUX_LAYERS, norm_before_fc=True), norm_before_fc=False))
     save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
     with pytest.raises(ConfigurationError, match=r"no tensor fc.weight"):
         loaded(folder)
@@ -182,17 +185,17 @@ def test_weights_that_are_not_those_of_the_configuration(tmp_path):
 
 
 def test_heads_of_other_vocabularies(tmp_path):
-    folder = speculators(tmp_path, eagle3(TAPS))
+    folder = speculators(tmp_path, eagle3(AUX_LAYERS))
     with pytest.raises(VocabularyMismatch, match=r"a vocabulary of 32 tokens; got .* 40"):
         loaded(folder, llama(num_hidden_layers=6, vocab_size=40))
-    head = eagle3(TAPS)
+    head = eagle3(AUX_LAYERS)
     head.d2t += 5
     with pytest.raises(VocabularyMismatch, match="the same 18 tokens of 32"):
         loaded(speculators(tmp_path, head))
 
 
 def test_only_known_tokens_are_proposed(tmp_path):
-    speculator = loaded(speculators(tmp_path, eagle3(TAPS)), branching=(3, 2))
+    speculator = loaded(speculators(tmp_path, eagle3(AUX_LAYERS)), branching=(3, 2))
     source = ModelSource(target(), "target")
     assert torch.equal(heads.HeadSource(source, tmp_path).ids_K, IDS)
     from outrider.engine import step

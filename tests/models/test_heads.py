@@ -22,7 +22,7 @@ KINDS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 def test_a_whole_text_is_what_the_formulas_say(kind, flags):
     head = eagle3(kind=KINDS[kind], layers=2, **FLAGS[flags])
     text = [3, 1, 4, 1, 5, 9, 2, 6]
-    hidden = [torch.randn(1, len(text), 32) for _ in head.taps]
+    hidden = [torch.randn(1, len(text), 32) for _ in head.aux_layers]
     states = head(torch.tensor([text[1:]]), head.fuse(hidden)[:, :-1])
     reference = Reference(head, [x[0, :-1] for x in hidden])
     for size in (2, 5, 8):
@@ -32,7 +32,7 @@ def test_a_whole_text_is_what_the_formulas_say(kind, flags):
 
 
 def hidden_of(text):
-    """The tiny target's states of all tokens but the last, at the taps of the tiny head."""
+    """The tiny target's states of all tokens but the last, at the aux layers of the tiny head."""
     model = pair(runner="transformers")[0].runner.model
     told = model(input_ids=torch.tensor([text]), output_hidden_states=True)
     layers = (*told.hidden_states[:2], told.hidden_states[-1])
@@ -62,7 +62,7 @@ def test_laws_along_a_tree_are_those_of_its_paths(counts, flags):
                 law = draft.laws.logits_BRV[row, node]
                 assert torch.allclose(law[IDS], reference.logits(text[:-1] + path), atol=1e-4)
                 assert (law > -torch.inf).sum() == len(IDS)
-        scores = step.score(target, batch, draft, drafter.taps)
+        scores = step.score(target, batch, draft, drafter.aux_layers)
         verdict = step.verify(rule, batch, draft, scores)
         kept += int(verdict.count_B.sum())
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
@@ -83,7 +83,7 @@ def test_plain_steps_and_short_prompts_are_caught_up_with():
     batch = begin(target, drafter, requests, 128)
     for shape in (None, PLAIN, PLAIN, PLAIN, None):
         draft = step.propose(drafter, batch, shape)
-        scores = step.score(target, batch, draft, drafter.taps)
+        scores = step.score(target, batch, draft, drafter.aux_layers)
         verdict = step.verify(VERIFIERS["traversal"], batch, draft, scores)
         context = batch.context
         if shape is None:
@@ -113,7 +113,7 @@ def test_a_prompt_of_more_tokens_than_there_are_slots_at_first(monkeypatch):
 def test_every_drafter_tells_it_what_it_reads():
     model = driven()
     for drafter in (DraftModel(model), Beam(model), DynamicTree(model)):
-        assert drafter.taps == (0, 1, -1)
+        assert drafter.aux_layers == (0, 1, -1)
 
 
 def test_its_frequencies_go_along_to_another_device_and_stay_precise():

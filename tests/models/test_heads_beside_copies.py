@@ -22,7 +22,7 @@ SAMPLING = [SamplingParams(0), SamplingParams(0.8, seed=1), SamplingParams(1.0, 
 def eagle(folder):
     """A target and its EAGLE-3 head, in folders."""
     target().save_pretrained(folder)
-    speculators(folder / "head", eagle3(taps=(2, 3, 3)))
+    speculators(folder / "head", eagle3(aux_layers=(2, 3, 3)))
     return str(folder / "head")
 
 

@@ -24,10 +24,10 @@ SHAPED = {"Cohere", "Cohere 2", "Gemma 2", "Gemma 3n"}
 SEVERAL = {"Gemma 3n"}
 
 
-def scored(model, *, last=None, taps=(-1,), tokens=TOKENS):
+def scored(model, *, last=None, aux_layers=(-1,), tokens=TOKENS):
     at = torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1)
     nodes = causal(tokens, at, 128)
-    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, taps=taps)
+    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, aux_layers=aux_layers)
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["trees", "chains"])
@@ -40,19 +40,19 @@ def test_hidden_states_of_every_family(name, fallback):
     own = base(input_ids=TOKENS, use_cache=False, output_hidden_states=True)
     if name in SEVERAL:
         with pytest.raises(UnsupportedModel, match=r"one state per token after layers \(1,\)"):
-            scored(driven, taps=(1,))
-    taps = (-1,) if name in SEVERAL else (-1, 1, 0)
-    logits, (states, *below) = scored(driven, taps=taps)[:2]
+            scored(driven, aux_layers=(1,))
+    aux_layers = (-1,) if name in SEVERAL else (-1, 1, 0)
+    logits, (states, *below) = scored(driven, aux_layers=aux_layers)[:2]
     assert torch.allclose(states, own.last_hidden_state, atol=1e-4)
-    for tap, got in zip(taps[1:], below, strict=True):
-        assert torch.allclose(got, own.hidden_states[tap], atol=1e-4)
+    for layer, got in zip(aux_layers[1:], below, strict=True):
+        assert torch.allclose(got, own.hidden_states[layer], atol=1e-4)
     head = model.get_output_embeddings()
     assert torch.equal(head(states), logits) == (name not in SHAPED)
-    few, ends = scored(driven, last=2, taps=taps)[:2]
+    few, ends = scored(driven, last=2, aux_layers=aux_layers)[:2]
     for end, whole in zip(ends, (states, *below), strict=True):
         assert torch.allclose(end, whole[:, -2:], atol=1e-5)
     assert few.shape[1] == 2
-    assert scored(driven, taps=()).hidden == ()
+    assert scored(driven, aux_layers=()).hidden == ()
     assert not head._forward_pre_hooks
 
 
@@ -67,7 +67,7 @@ def test_hidden_states_of_trees(runner):
     tree, first = branching((2, 2)), torch.tensor([3, 2])
     drafted = torch.arange(2 * tree.nodes).view(2, -1)
     nodes = of_tree(drafted, tree, first, 128)
-    logits, (states, low) = driven.forward(cache, nodes, taps=(-1, 1))[:2]
+    logits, (states, low) = driven.forward(cache, nodes, aux_layers=(-1, 1))[:2]
     assert torch.allclose(model.lm_head(states), logits, atol=1e-5)
     for row in range(2):
         path = tree.ancestors_BNN[0, -1].nonzero()[:, 0]
@@ -85,7 +85,7 @@ def test_dummy_nodes_have_none(runner, last):
     model = llama().bfloat16()
     driven = TreeDecoder(runner(model))
     driven.rounding = BatchInvariance(PaddingPolicy((4, 8), 4))
-    logits, (states, low) = scored(driven, last=last, taps=(-1, 1), tokens=TOKENS[:, :2])[:2]
+    logits, (states, low) = scored(driven, last=last, aux_layers=(-1, 1), tokens=TOKENS[:, :2])[:2]
     assert states.shape == low.shape == (2, last or 2, 32)
     assert torch.allclose(model.lm_head(states).float(), logits, atol=0.05)
 
@@ -114,7 +114,7 @@ def test_a_model_without_a_named_output_layer_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("tap", [-2, 2])
-def test_layers_that_are_not_there_are_refused(runner, tap):
-    with pytest.raises(ConfigurationError, match=rf"0 \(the embeddings\) to 1.*got \({tap},\)"):
-        scored(TreeDecoder(RUNNERS[runner](llama())), taps=(tap,))
+@pytest.mark.parametrize("layer", [-2, 2])
+def test_layers_that_are_not_there_are_refused(runner, layer):
+    with pytest.raises(ConfigurationError, match=rf"0 \(the embeddings\) to 1.*got \({layer},\)"):
+        scored(TreeDecoder(RUNNERS[runner](llama())), aux_layers=(layer,))

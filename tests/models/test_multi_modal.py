@@ -22,7 +22,7 @@ from outrider import (
     verifiers,
 )
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.models import adapt, load_checks

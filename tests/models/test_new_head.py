@@ -29,7 +29,7 @@ from outrider.models.heads.model import DraftHead
 
 
 class Recurrent(DraftHead):
-    taps, depth, window = (-1,), 1, None
+    aux_layers, depth, window = (-1,), 1, None
 
     def __init__(self, weights, model):
         output = model.get_output_embeddings().weight
@@ -95,7 +95,7 @@ def test_a_head_of_another_package_drafts_by_its_folder(folder):
     loaded = load(target(), folder, num_speculative_tokens=3, **PLAIN)
     assert loaded.notes.draft == str(folder)
     model = loaded.engine.drafter.model
-    assert (model.taps, model.vocab_size, type(model.runner.head).__name__) == (
+    assert (model.aux_layers, model.vocab_size, type(model.runner.head).__name__) == (
         ((-1,), VOCAB, "Recurrent")
     )
     prompts, how, stop = [[5, 6, 7], [8]], SamplingParams(0), Stop(24, token_ids=())

@@ -14,7 +14,7 @@ import outrider
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions, testing
 from outrider.engine import step
 from outrider.engine.batch import begin
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import SpeculativeGenerate
@@ -75,7 +75,7 @@ def test_the_law_of_a_level_is_that_of_its_head(ids):
                     known = law if ids is None else law[ids]
                     assert torch.allclose(known, expected[depth], atol=1e-4)
             assert (draft.draws_BNK[:, 3:] == -1).all()
-        scores = step.score(target, batch, draft, drafter.taps)
+        scores = step.score(target, batch, draft, drafter.aux_layers)
         verdict = step.verify(VERIFIERS["traversal"], batch, draft, scores)
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
 
@@ -197,7 +197,7 @@ def test_a_layer_drafts_as_transformers_has_it(family):
                 expected = layer._project_to_logits(state)[0, -1]
                 assert torch.allclose(draft.laws.logits_BRV[row, node], expected, atol=1e-4)
                 tokens, at = drafted[node + 1][None, None], at[:, -1:] + 1
-        scores = step.score(target, batch, draft, drafter.taps)
+        scores = step.score(target, batch, draft, drafter.aux_layers)
         verdict = step.verify(VERIFIERS["block"], batch, draft, scores)
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
 
@@ -381,7 +381,7 @@ def test_each_layer_of_several_drafts_at_a_depth_of_its_own(family, depth):
                 assert torch.allclose(draft.laws.logits_BRV[row, node], expected, atol=1e-4)
                 tokens = torch.cat([tokens[:, 1:], draft.tokens_BN[row, node + 1].view(1, 1)], 1)
                 at = torch.cat([at[:, 1:], at[:, -1:] + 1], 1)
-        scores = step.score(target, batch, draft, drafter.taps)
+        scores = step.score(target, batch, draft, drafter.aux_layers)
         verdict = step.verify(VERIFIERS["block"], batch, draft, scores)
         kept += int(verdict.count_B.sum())
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)

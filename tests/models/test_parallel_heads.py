@@ -56,25 +56,25 @@ def steps(drafter, target, temperature=1.0):
             texts = batch.context.tokens_BL.tolist()
             lengths = batch.context.length_B.tolist()
             yield draft, [text[:length] for text, length in zip(texts, lengths, strict=True)]
-        scores = step.score(target, batch, draft, drafter.taps)
+        scores = step.score(target, batch, draft, drafter.aux_layers)
         verdict = step.verify(VERIFIERS["traversal"], batch, draft, scores)
         kept += int(verdict.count_B.sum())
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
     assert kept
 
 
-def told(target, text, taps):
-    """The target's states at the taps of all tokens but the last."""
+def told(target, text, aux_layers):
+    """The target's states at the aux layers of all tokens but the last."""
     found = target.runner.model(input_ids=torch.tensor([text]), output_hidden_states=True)
-    return [found.hidden_states[tap][0, : len(text) - 1] for tap in taps]
+    return [found.hidden_states[layer][0, : len(text) - 1] for layer in aux_layers]
 
 
 # ------------------------------------------------------------------------------------ P-EAGLE
 
 
-def peagle(taps=(0, 1, -1), kind=LlamaConfig, layers=1, **flags):
+def peagle(aux_layers=(0, 1, -1), kind=LlamaConfig, layers=1, **flags):
     """A random head, as `eagle3` makes one, with a vector for masks."""
-    made = eagle3(taps, kind, layers, **flags)
+    made = eagle3(aux_layers, kind, layers, **flags)
     head = ParallelEagle(made.config, ids_K=IDS).eval()
     head.load_state_dict({**made.state_dict(), "mask_hidden": head.mask_hidden})
     torch.manual_seed(5)
@@ -95,7 +95,7 @@ def test_masks_say_tokens_further_on(flags, counts):
     mask = Reference(head, hidden).fused
     for draft, texts in steps(drafter, driven):
         for row, text in enumerate(texts):
-            by = Reference(head, told(driven, text, head.taps))
+            by = Reference(head, told(driven, text, head.aux_layers))
             states = [*by.fused, *mask.expand(DEPTH - 1, -1)]
             _, read = by._entries([*text, *[MASK] * (DEPTH - 1)], states)
             first = len(read) - DEPTH  # -1: no state stands before a text of one token
@@ -128,7 +128,7 @@ def vllms_folder(folder, head, **more):
 @pytest.mark.parametrize("layout", [peagle_folder, vllms_folder])
 @pytest.mark.parametrize("pack", [True, False])
 def test_a_folder_of_peagle_drafts_for_its_target(tmp_path, layout, pack):
-    model, head = target(), peagle(taps=(2, 3, 3), kind=LlamaConfig)
+    model, head = target(), peagle(aux_layers=(2, 3, 3), kind=LlamaConfig)
     more = {"eagle_aux_hidden_state_layer_ids": [2, 3, 3]}
     folder = layout(tmp_path, head, **more)
     how = {**LOAD, "pack_weights": pack, "shared_noise": True}
@@ -144,7 +144,7 @@ def test_a_folder_of_peagle_drafts_for_its_target(tmp_path, layout, pack):
 
 def test_how_many_masks_a_checkpoint_names(tmp_path):
     ways = {"proposal_methods": [{"speculative_tokens": 5}], "verifier": {"name_or_path": "tiny"}}
-    folder = peagle_folder(tmp_path, peagle(taps=(2, 3, 3)), speculators_config=ways)
+    folder = peagle_folder(tmp_path, peagle(aux_layers=(2, 3, 3)), speculators_config=ways)
     speculator = outrider.load(target(), folder, **LOAD)
     assert speculator.engine.drafter.model.runner._masks == 4
 
@@ -159,11 +159,13 @@ def test_how_many_masks_a_checkpoint_names(tmp_path):
 )
 def test_fields_of_peagle_that_do_not_fit(tmp_path, more, said):
     with pytest.raises(ConfigurationError, match=said):
-        outrider.load(target(), peagle_folder(tmp_path, peagle(taps=(2, 3, 3)), **more), **LOAD)
+        outrider.load(
+            target(), peagle_folder(tmp_path, peagle(aux_layers=(2, 3, 3)), **more), **LOAD
+        )
 
 
 def test_a_head_without_the_vector_of_masks_is_no_peagle(tmp_path):
-    folder = peagle_folder(tmp_path, eagle3(taps=(2, 3, 3)))
+    folder = peagle_folder(tmp_path, eagle3(aux_layers=(2, 3, 3)))
     with pytest.raises(ConfigurationError, match="mask_hidden of 96 numbers: there is none"):
         outrider.load(target(), folder, **LOAD)
 
@@ -207,7 +209,7 @@ def biased(head, read, path):
 @torch.inference_mode()
 def test_a_places_law_knows_the_tokens_above_it(markov, anchored, counts):
     driven = pair(runner="transformers")[0]
-    head = dspark(markov, anchored, taps=(0, 1), ids=IDS)
+    head = dspark(markov, anchored, aux_layers=(0, 1), ids=IDS)
     drafter = DraftModel(HeadModel(DSparkHead(head), VOCAB), counts)
     last = BLOCK if anchored else BLOCK - 1
     for draft, texts in steps(drafter, driven):
@@ -279,8 +281,10 @@ def test_fields_of_dspark_that_do_not_fit(tmp_path, more, said):
 STATES, RANK = 10, 6
 
 
-def domino(pure=1, taps=(1, 2), lent=None):
-    return dflash(taps=taps, lent=lent, kind_of_head=Domino, more=((STATES, RANK), pure))
+def domino(pure=1, aux_layers=(1, 2), lent=None):
+    return dflash(
+        aux_layers=aux_layers, lent=lent, kind_of_head=Domino, more=((STATES, RANK), pure)
+    )
 
 
 @pytest.mark.parametrize("pure", [0, 1, 2])
@@ -289,7 +293,7 @@ def domino(pure=1, taps=(1, 2), lent=None):
 def test_tokens_above_correct_a_block(pure, counts):
     """By torch's own recurrent unit over the path to each node."""
     driven = pair(runner="transformers")[0]
-    head = domino(pure, taps=(0, 1))
+    head = domino(pure, aux_layers=(0, 1))
     drafter = DraftModel(HeadModel(DominoHead(head), VOCAB), counts)
     correct = head.domino_head
     for draft, texts in steps(drafter, driven):
@@ -356,10 +360,10 @@ def test_fields_of_domino_that_do_not_fit(tmp_path, more, said):
 
 RUNNERS = {
     "eagle3": lambda device: AutoregressiveHead(eagle3().to(device)),
-    "dflash": lambda device: MaskedBlockHead(dflash(taps=(0, 1)).to(device)),
+    "dflash": lambda device: MaskedBlockHead(dflash(aux_layers=(0, 1)).to(device)),
     "peagle": lambda device: parallel(device),
-    "dspark": lambda device: DSparkHead(dspark("rnn", taps=(0, 1)).to(device)),
-    "domino": lambda device: DominoHead(domino(taps=(0, 1)).to(device)),
+    "dspark": lambda device: DSparkHead(dspark("rnn", aux_layers=(0, 1)).to(device)),
+    "domino": lambda device: DominoHead(domino(aux_layers=(0, 1)).to(device)),
 }
 
 

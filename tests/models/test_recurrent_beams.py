@@ -6,7 +6,7 @@ from recurrent_models import made, perturbed
 
 from outrider import SamplingParams, StopConditions, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine.beam_search import run
+from outrider.engine.beam_search import search
 from outrider.engine.beam_search.step import Beams
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
@@ -75,7 +75,7 @@ def test_beams_are_those_of_transformers(kind):
     expected = [beams_of_transformers(model, prompt, 4) for prompt in prompts]
     requests = [Request(prompt, SamplingParams(0), StopConditions(BUDGET)) for prompt in prompts]
     for drafter in (Root(), PromptLookup(), DraftModel(draft, (1, 1))):
-        found = run.search(target, drafter, requests, beams).hypotheses
+        found = search.search(target, drafter, requests, beams).hypotheses
         for row, (texts, scores) in enumerate(expected):
             assert [one.token_ids for one in found[row]] == texts, (row, drafter.name)
             mine = torch.tensor([one.score for one in found[row]])

@@ -242,7 +242,7 @@ def test_hidden_states_are_what_the_output_layer_reads(name):
     target = TreeDecoder(runner_of(model)(model))
     cache = target.open(2, 64, target.probe(2))
     at = torch.arange(6).expand(2, -1)
-    output = target.forward(cache, causal(at + 5, at, 64), last=3, taps=(-1, 1))
+    output = target.forward(cache, causal(at + 5, at, 64), last=3, aux_layers=(-1, 1))
     head = model.get_output_embeddings()
     assert output.hidden[0].shape == (2, 3, 32)
     assert torch.allclose(head(output.hidden[0]), output.logits_BQV, atol=1e-5)

@@ -144,8 +144,8 @@ def test_checks_and_calibration_make_audio_up():
 def test_the_last_nodes_alone_and_their_states():
     lean, source = adapt(whisper()), audio(1)
     nodes = causal(torch.arange(6)[None] + 2, torch.arange(6)[None], 128)
-    whole = lean.forward(lean.open(1, 128, source), nodes, taps=(-1, 1))
-    end = lean.forward(lean.open(1, 128, source), nodes, last=2, taps=(-1, 1))
+    whole = lean.forward(lean.open(1, 128, source), nodes, aux_layers=(-1, 1))
+    end = lean.forward(lean.open(1, 128, source), nodes, last=2, aux_layers=(-1, 1))
     assert end.logits_BQV.shape == (1, 2, VOCAB)
     torch.testing.assert_close(end.logits_BQV, whole.logits_BQV[:, -2:], rtol=1e-5, atol=1e-5)
     head = whisper().proj_out

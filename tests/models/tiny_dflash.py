@@ -15,7 +15,13 @@ MASK, BLOCK = 31, 4
 
 
 def dflash(
-    kind=Qwen3Config, taps=(1, 2), ids=None, lent=None, kind_of_head=DFlash, more=(), sights=()
+    kind=Qwen3Config,
+    aux_layers=(1, 2),
+    ids=None,
+    lent=None,
+    kind_of_head=DFlash,
+    more=(),
+    sights=(),
 ):
     """A random head of two layers; what `lent` has is a target's."""
     torch.manual_seed(0)
@@ -26,7 +32,7 @@ def dflash(
         weight = lent.lm_head.weight if ids is None else lent.lm_head.weight[ids]
         own = {"embedding_VE": lent.model.embed_tokens.weight, "output_KE": weight}
     head = kind_of_head(
-        DFlashConfig(layer, taps, BLOCK, MASK, size, sights), *more, ids_K=ids, **own
+        DFlashConfig(layer, aux_layers, BLOCK, MASK, size, sights), *more, ids_K=ids, **own
     ).eval()
     with torch.no_grad():
         for parameter in head.parameters():

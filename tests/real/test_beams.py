@@ -23,7 +23,7 @@ import outrider
 from outrider import Beams, Request, Root, SamplingParams, Stop, StopConditions
 from outrider.drafters import ReferenceLookup
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import search
+from outrider.engine.beam_search.search import search
 from outrider.integrations.generate import SpeculativeGenerate
 from outrider.models import adapt
 from outrider.types import Inputs

@@ -42,7 +42,7 @@ def fitted(smollm2, own, tmp_path_factory):
     head = Eagle3(Eagle3Config(layer, (2, 15, 27), len(ids)), embedding_VE=table, ids_K=ids)
     with torch.no_grad():
         told = model(input_ids=tokens, output_hidden_states=True)
-        hidden = [told.hidden_states[tap][:, :-1] for tap in head.taps]
+        hidden = [told.hidden_states[layer][:, :-1] for layer in head.aux_layers]
         law = told.logits[0, 1:, ids].softmax(-1)
     before = overlap(head.eval(), model, tokens)
     optimizer = torch.optim.AdamW(head.parameters(), 1e-3)

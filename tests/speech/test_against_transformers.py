@@ -5,7 +5,7 @@ import torch
 import whispers
 from transformers.utils import ModelOutput
 
-from outrider.speech import words
+from outrider.speech import word_timestamps
 
 BUDGET = 20
 
@@ -121,9 +121,9 @@ def their_times(ear, heard, prompt):
 @pytest.mark.parametrize("seconds", [5, 7])
 def test_word_times_are_transformers_token_times(tiny, monkeypatch, seconds):
     """The same text in, the same times out: a token's end is what its own query looks at."""
-    windows, before = [], words.of_window
+    windows, before = [], word_timestamps.of_window
     monkeypatch.setattr(
-        words,
+        word_timestamps,
         "of_window",
         lambda ear, heard, prompt, language: (
             windows.append((heard, prompt)) or before(ear, heard, prompt, language)

@@ -56,7 +56,7 @@ def test_a_task_becomes_a_folder_and_other_texts_do_not_mix_with_it(folder, data
         "texts": sum(len(t.tokens_N) for t in read(tmp_path / "work/features"))
     }
     head = formats.read(tmp_path, model.config)
-    assert head.config.taps == (0, 1, 2)
+    assert head.config.aux_layers == (0, 1, 2)
     assert head.weights["fc.weight"].dtype == torch.bfloat16
     other = tmp_path / "other.jsonl"
     other.write_text(data.read_text().replace("function", "other"))

@@ -13,12 +13,12 @@ from outrider.models import adapt
 from outrider.testing import VOCAB, llama
 from outrider.train.features import TrainText, alpha, read, record
 from outrider.train.job import frequent
-from outrider.train.loop import Trainer
-from outrider.train.students import HeadStudent, LayerStudent, usual_taps
+from outrider.train.students import HeadStudent, LayerStudent, usual_aux_layers
 from outrider.train.task import Plan
+from outrider.train.trainer import Trainer
 
 PLAN = Plan(steps=20, batch=512, rounds=2, rate=0.1)
-TAPS = {"head": usual_taps(2), "layers": ()}
+AUX_LAYERS = {"head": usual_aux_layers(2), "layers": ()}
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,14 @@ def student_of(kind, model, features):
     torch.manual_seed(0)
     ids_K = frequent(features, VOCAB, 28)
     return (
-        HeadStudent(model, ids_K, TAPS[kind])
+        HeadStudent(model, ids_K, AUX_LAYERS[kind])
         if kind == "head"
         else LayerStudent(model, ids_K, (1,))
     )
 
 
 def features_of(kind, target, texts, folder):
-    record(target, texts, TAPS[kind], folder, most=16)
+    record(target, texts, AUX_LAYERS[kind], folder, most=16)
     return read(folder)
 
 
@@ -131,10 +131,10 @@ def test_a_broken_checkpoint_is_one_clear_error(model, target, texts, tmp_path):
 
 
 def test_features_of_a_run_that_was_stopped_are_kept(target, texts, tmp_path):
-    record(target, texts[:4], TAPS["head"], tmp_path, most=16)
+    record(target, texts[:4], AUX_LAYERS["head"], tmp_path, most=16)
     (shard,) = tmp_path.iterdir()
     before = shard.stat().st_mtime_ns
-    record(target, texts[:4], TAPS["head"], tmp_path, most=16)
+    record(target, texts[:4], AUX_LAYERS["head"], tmp_path, most=16)
     assert shard.stat().st_mtime_ns == before
     features = read(tmp_path)
     assert [tuple(text.tokens_N.tolist()) for text in features] == [t.tokens for t in texts[:4]]

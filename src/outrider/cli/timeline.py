@@ -54,12 +54,17 @@ class Timed(ModelWrapper[LanguageModel]):
         return encoded
 
     def forward(
-        self, cache: object, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
+        self,
+        cache: object,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """The model's own answer, timed."""
         self._wait()
         started = time.perf_counter()
-        output = self.model.forward(cache, nodes, last=last, taps=taps)
+        output = self.model.forward(cache, nodes, last=last, aux_layers=aux_layers)
         self._wait()
         self.spans.append(Span(started, time.perf_counter(), tokens=nodes.tokens_BQ.numel()))
         return output

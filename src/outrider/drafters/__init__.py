@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.beam import Beam
     from outrider.drafters.cascade import Cascade
+    from outrider.drafters.cross_tokenizer import StringMatch, Translated
     from outrider.drafters.draft_model import DraftModel
     from outrider.drafters.dynamic_tree import DynamicTree
     from outrider.drafters.either import Either
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from outrider.drafters.reference_lookup import ReferenceLookup
     from outrider.drafters.root import Root
     from outrider.drafters.suffix import Suffix
-    from outrider.drafters.translated import StringMatch, Translated
     from outrider.drafters.trees import HubTree, SampledTree, StaticTree
     from outrider.types import Drafter
 
@@ -73,8 +73,8 @@ _RECIPES = {
     "cascade": "outrider.drafters.cascade:RECIPE",
     "either": "outrider.drafters.either:RECIPE",
     "layer_skip": "outrider.drafters.layer_skip:RECIPE",
-    "string_match": "outrider.drafters.translated:STRING_MATCH",
-    "translated": "outrider.drafters.translated:RECIPE",
+    "string_match": "outrider.drafters.cross_tokenizer:STRING_MATCH",
+    "translated": "outrider.drafters.cross_tokenizer:RECIPE",
 }
 DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(_RECIPES, PLUGINS.load)
 
@@ -257,8 +257,8 @@ _HOMES = {
     "Root": "outrider.drafters.root",
     "SampledTree": "outrider.drafters.trees",
     "StaticTree": "outrider.drafters.trees",
-    "StringMatch": "outrider.drafters.translated",
+    "StringMatch": "outrider.drafters.cross_tokenizer",
     "Suffix": "outrider.drafters.suffix",
-    "Translated": "outrider.drafters.translated",
+    "Translated": "outrider.drafters.cross_tokenizer",
 }
 __getattr__, __dir__ = lazy.exports(__name__, _HOMES)

@@ -166,7 +166,7 @@ class Cascade(shapes.Chains):
     num_speculative_tokens: int = 8
     guesses: int = 4
     name: ClassVar[str] = "cascade"
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
     drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 

@@ -15,6 +15,7 @@ from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import OneModel
 from outrider.drafters.tree_drafting import Children, DrawKeys, Policy, TreeLevel, shapes
 from outrider.errors import ConfigurationError
+from outrider.models.config import found
 from outrider.types import (
     Cache,
     Context,
@@ -127,5 +128,5 @@ RECIPE = recipes.Recipe(
 
 def model_of(drafter: Drafter) -> LanguageModel | None:
     """The draft model of a drafter that has one: the protocol does not ask for it."""
-    model: LanguageModel | None = getattr(drafter, "model", None)
+    model: LanguageModel | None = found(drafter, "model")
     return model

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from outrider import arguments
+from outrider.models.model_wrapper import capturable
 from outrider.row_params import SamplingRows
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Draft, Drafter, DraftShape, DrawKind, Scores, Verdict
@@ -93,14 +94,14 @@ class Tempered:
         return self.drafter.shapes
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The drafter's."""
-        return self.drafter.taps
+        return self.drafter.aux_layers
 
     @property
     def capturable(self) -> bool:
         """Whether the drafter is."""
-        return bool(getattr(self.drafter, "capturable", True))
+        return capturable(self.drafter)
 
     def open(self, context: Context, capacity: int) -> Any:
         """The drafter's memory."""

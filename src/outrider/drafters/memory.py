@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from outrider.drafters import tree_drafting
 from outrider.models.model_wrapper import capturable
@@ -36,19 +36,23 @@ class NoMemory(NamedTuple):
         return self
 
 
-class Forgetful:
-    """What a drafter without a memory of its own does about one: nothing."""
+class LearnsNothing:
+    """What a drafter that reads no states and learns from no step says of both."""
 
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
+
+    def commit(
+        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Nothing to learn."""
+
+
+class Forgetful(LearnsNothing):
+    """What a drafter without a memory of its own does about one: nothing."""
 
     def open(self, context: Context, capacity: int) -> NoMemory:
         """The engine's own tokens, and the target's cache, are all the memory it needs."""
         return NoMemory()
-
-    def commit(
-        self, memory: NoMemory, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Nothing to learn."""
 
 
 class OneModel:
@@ -57,9 +61,9 @@ class OneModel:
     model: LanguageModel
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The target's states that the draft model reads."""
-        return self.model.taps
+        return self.model.aux_layers
 
     @property
     def capturable(self) -> bool:

@@ -64,9 +64,9 @@ class Paths:
         return (self.model, *self.more)
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The target's states that the draft models read, one model after another."""
-        return tuple(tap for model in self.models for tap in model.taps)
+        return tuple(layer for model in self.models for layer in model.aux_layers)
 
     @property
     def capturable(self) -> bool:
@@ -113,7 +113,7 @@ class Paths:
 
     def _own(self, hidden: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         """Each model's part of the target's states."""
-        ends = list(accumulate(len(model.taps) for model in self.models))
+        ends = list(accumulate(len(model.aux_layers) for model in self.models))
         return [hidden[start:end] for start, end in pairwise([0, *ends])]
 
 

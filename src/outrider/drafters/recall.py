@@ -268,7 +268,7 @@ class Recall:
     earlier: int = 0
     name: ClassVar[str] = "recall"
     capturable: ClassVar[bool] = False
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
     _earlier: RequestHistory | None = field(init=False, repr=False, compare=False, default=None)
     _after: Successors | None = field(init=False, repr=False, compare=False, default=None)
 

@@ -238,7 +238,9 @@ class Recipe:
             asked.pop("shared_noise", None)  # the rule's matter alone
         warp = {name: asked.pop(name) for name in self.warps if name in asked}
         drafter = self.build(**{need: there[need] for need in self.needs}, **asked)
-        unread = {tap for model in parts.models for tap in model.taps} - set(drafter.taps)
+        unread = {layer for model in parts.models for layer in model.aux_layers} - set(
+            drafter.aux_layers
+        )
         if unread:
             raise ConfigurationError(
                 f"drafter {drafter.name!r} hands no states of the target to its draft model; got a "

@@ -51,7 +51,7 @@ class ReferenceLookup:
     least_ngram: int = 1
     width: int = 1
     name: ClassVar[str] = "reference_lookup"
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:

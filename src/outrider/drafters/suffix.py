@@ -80,7 +80,7 @@ class Suffix(shapes.Chains):
     num_speculative_tokens: int = 8
     earlier: int = 0
     name: ClassVar[str] = "suffix"
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
     _earlier: RequestHistory | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:

@@ -208,7 +208,7 @@ class Prefill:
                 self.cache,
                 self.requests[0].asked,
                 self._media,
-                self.drafter.taps,
+                self.drafter.aux_layers,
                 None if self._known is None else self._known.prefixes.encoded,
             )
             self._read = min(read, self._need)
@@ -226,7 +226,7 @@ class Prefill:
             stop,
             settled_B=context.length_B - 1,
             start=self._read,
-            taps=self.drafter.taps,
+            aux_layers=self.drafter.aux_layers,
             known=self._known,
         )
         self._read = stop

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider import arguments, tree, verifiers
 from outrider.costs import Costs
+from outrider.drafters.draft_model import model_of
 from outrider.engine.batch import Batch
 from outrider.engine.beam_search.lookahead import LookaheadDepths
 from outrider.engine.draft_room import DraftRoom
@@ -53,6 +54,7 @@ from outrider.types import (
     Foreseeing,
     Inputs,
     LanguageModel,
+    Mixed,
     MultiModalInputs,
     Verifier,
 )
@@ -101,7 +103,7 @@ def zero_reason(target: LanguageModel, draft: LanguageModel, ids: Sequence[int])
     >>> zero_reason(*pair(), [3, 1, 4, 1, 5, 9, 2, 6])[:33]
     'it agrees with the target where b'
     """
-    if draft.taps:
+    if draft.aux_layers:
         return "it is a head: made for another target, or its weights were not read"
     if draft.reads != "text" or target.reads != "text":
         return "no reason was found; was it trained for this target?"
@@ -182,6 +184,7 @@ class Engine:
         self.target, self.drafter = target, drafter
         on_host = torch.device(target.device).type == "cpu"
         self.foreseeing = drafter if on_host and isinstance(drafter, Foreseeing) else None
+        self.mixed = drafter if on_host and isinstance(drafter, Mixed) else None
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         drafts = any(shape.max_depth for shape in drafter.shapes)
         self.planner = named(planner) if drafts else FixedLength()  # nothing to choose
@@ -258,8 +261,8 @@ class Engine:
 
     def note_zero(self, ids: Sequence[int]) -> None:
         """Say once that nothing of the draft model is kept, and why; `ids` is a text of late."""
-        model = getattr(self.drafter, "model", None)
-        if model is None or self.foreseeing is not None:
+        model = model_of(self.drafter) if self.mixed is None else self.mixed.asked
+        if model is None:
             return
         try:
             reason = zero_reason(self.target, model, ids)

@@ -27,6 +27,7 @@ from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.engine.step import GraphedStep
 from outrider.errors import ConfigurationError
+from outrider.models.model_wrapper import capturable
 from outrider.models.prefill import inference, width
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import (
@@ -54,9 +55,9 @@ def refusal(target: LanguageModel, drafter: Drafter) -> str | None:
     device = torch.device(target.device)
     if device.type != "cuda":
         return f"graphs are captured on a CUDA device; got a target on {device}"
-    if not getattr(target, "capturable", True):
+    if not capturable(target):
         return f"steps of a {type(target).__name__} are made by several processes"
-    if not getattr(drafter, "capturable", True):
+    if not capturable(drafter):
         return (
             f"drafter {drafter.name!r} reads values on the host in every step, which no CUDA graph "
             "can replay"

@@ -11,7 +11,7 @@ from outrider import arguments
 from outrider.engine.outputs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError, UnknownName
 from outrider.models import load_checks
-from outrider.models.decoder import media_of
+from outrider.models.decoder import adapters_of, media_of
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import (
     CONTEXT,
@@ -79,10 +79,12 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
         object.__setattr__(self, "reference", tuple(token_ids(self.reference)))
-        for name, kind in (("sampling", SamplingParams), ("limits", StopConditions)):
-            if not isinstance(getattr(self, name), kind):
+        kinds = {"sampling": SamplingParams, "limits": StopConditions}
+        for name, given in arguments.fields_of(self, kinds).items():
+            kind = kinds[name]
+            if not isinstance(given, kind):
                 do = f"write {name}={kind.__name__}(...)"
-                arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
+                arguments.refuse(name, f"a {kind.__name__}", given, do)
         if self.num_speculative_tokens is not None:
             do = "use 0 for no drafts, or None to leave it to the planner"
             given = self.num_speculative_tokens
@@ -221,7 +223,7 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
             f"the vocabulary of {vocab}; encode it with the target's tokenizer"
         )
-    known: tuple[str, ...] = getattr(target, "adapters", ())  # of models whose rows may have some
+    known = adapters_of(target)
     if request.lora_name is not None and request.lora_name not in known:
         raise UnknownName("adapter", request.lora_name, known)
     strange = [token for token in request.reference if not 0 <= token < vocab]

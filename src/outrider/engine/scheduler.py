@@ -284,7 +284,7 @@ class Scheduler:
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
         # entries of other sources, and states that heads read, are not kept
-        plain = target.reads == "text" and not drafter.taps
+        plain = target.reads == "text" and not drafter.aux_layers
         self.prefixes = prefixes if plain else None
         self.table, self.queue = requests, RowQueue(max_num_seqs)
         self.batch: Batch | None = None
@@ -409,7 +409,7 @@ class Scheduler:
         That is what a drafter at rest will have to do anyway; one at work would read every row
         anew for their sake. Heads are told the target's states of a prompt once.
         """
-        if free is None or self.drafter.taps:
+        if free is None or self.drafter.aux_layers:
             return False
         if not free([*newcomers, *self.requests(self.rows)]):
             return False

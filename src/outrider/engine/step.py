@@ -57,15 +57,17 @@ def propose(drafter: Drafter, batch: Batch, shape: DraftShape | None = None) -> 
 
 
 @inference
-def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ...] = ()) -> Scores:
+def score(
+    target: LanguageModel, batch: Batch, draft: Draft, aux_layers: tuple[int, ...] = ()
+) -> Scores:
     """The target's laws at every node, from one call. Siblings share a position, never a slot.
 
-    The target's states at the taps come along, for a drafter that reads them.
+    The target's states at the aux layers come along, for a drafter that reads them.
     """
     tree, context = draft.tree, batch.context
     wide = width(target, context.bound, tree.nodes, batch.cache.capacity)
     nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
-    output = target.forward(batch.cache, nodes, taps=taps)
+    output = target.forward(batch.cache, nodes, aux_layers=aux_layers)
     logits, states = output.logits_BQV, output.hidden
     shaping = context.sampling.shaping
     if shaping is None:
@@ -156,7 +158,7 @@ def spec_decode_step(
     """One step; `lap` is told when a verb has ended."""
     draft = propose(drafter, batch, shape)
     lap("propose")
-    scores = score(target, batch, draft, drafter.taps)
+    scores = score(target, batch, draft, drafter.aux_layers)
     lap("score")
     verdict = verify(rule, batch, draft, scores)
     lap("verify")

@@ -12,7 +12,7 @@ from transformers.generation.utils import (
 )
 
 from outrider.engine.beam_search import Beams
-from outrider.engine.beam_search.run import Hypothesis, search
+from outrider.engine.beam_search.search import Hypothesis, search
 from outrider.engine.beam_search.step import State
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError

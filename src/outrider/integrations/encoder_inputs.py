@@ -134,8 +134,8 @@ class EncoderSources(NamedTuple):
 
 def refuse(model: PreTrainedModel, given: EncoderSources) -> None:
     """Refuse sources for a model of text alone."""
-    for name in ("source_ids", "draft_inputs"):
-        if getattr(given, name) is not None:
+    for name, value in arguments.fields_of(given, ("source_ids", "draft_inputs")).items():
+        if value is not None:
             raise ConfigurationError(
                 f"{name}= are for encoder-decoders; got {type(model).__name__}, which reads its "
                 "prompt alone; leave them out"

@@ -15,7 +15,7 @@ from outrider.errors import (
     pickled,
 )
 from outrider.models import pretrained
-from outrider.models.config import pairs, read
+from outrider.models.config import found, pairs, read
 from outrider.models.unsupported import REASONS
 
 if TYPE_CHECKING:
@@ -56,20 +56,20 @@ def auto_class(config: PretrainedConfig) -> Any:
     parts = any(read(config, f"{part}_config", PretrainedConfig) for part in _PARTS)
     names = _ENCODER_DECODER if both else (*_SEEING, *_TEXT) if parts else _TEXT
     own = read(config, "auto_map", dict) or {}  # classes in the folder's own files
-    every = [getattr(transformers, name, None) for name in names]  # not all in every version
-    found = [
+    every = [found(transformers, name) for name in names]  # not all in every version
+    fitting = [
         kind
         for name, kind in zip(names, every, strict=True)
         if kind is not None and (type(config) in kind._model_mapping or name in own)
     ]
     said = read(config, "architectures", list) or ()
-    if len(found) > 1 and said:  # of types with one class for text and one for speech
-        named = (kind for kind in found if _opens(kind, config) in said)
-        return next(named, found[0])
-    if found:
-        return found[0]
+    if len(fitting) > 1 and said:  # of types with one class for text and one for speech
+        named = (kind for kind in fitting if _opens(kind, config) in said)
+        return next(named, fitting[0])
+    if fitting:
+        return fitting[0]
     for name in read(config, "architectures", list) or ():  # the text part of another model
-        kind = getattr(transformers, name, None)
+        kind = found(transformers, name)
         if kind is not None and kind.config_class is type(config) and kind.can_generate():
             return kind
     if config.model_type in REASONS:

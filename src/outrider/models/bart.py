@@ -28,6 +28,7 @@ from outrider.models.bart_encoder import (
 )
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache, SlotLayer
+from outrider.models.config import read
 from outrider.models.cpu_kernels import decoder_layers, layer_kernels
 from outrider.models.cpu_kernels.layer_kernels import KernelCall
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
@@ -240,9 +241,9 @@ class BartRunner:
         return nullcontext()
 
     def __call__(
-        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+        self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits of the (last) nodes, and their states at the taps."""
+        """Logits of the (last) nodes, and their states at the aux layers."""
         tokens_BQ, positions_BQ, *_ = nodes
         cross = cache.inputs
         assert isinstance(cross, Cross), "rows without a source"
@@ -250,14 +251,14 @@ class BartRunner:
         x = state if self._first is None else self._first(state)
         call, sources = self._attention.open(nodes), cross.compiled()
         if self.whole is None or sources is None or not isinstance(call, KernelCall):
-            x, kept = self._one_by_one(call, cache, state, x, taps)
+            x, kept = self._one_by_one(call, cache, state, x, aux_layers)
         else:
-            kept = self.whole(call, cache.layers, sources, state, x, taps)
+            kept = self.whole(call, cache.layers, sources, state, x, aux_layers)
         if last is not None:
             x = x[:, -last:]
         kept[-1] = x
         few = slice(-x.shape[1], None)
-        return Output(self._head(x), tuple(kept[tap][:, few] for tap in taps))
+        return Output(self._head(x), tuple(kept[layer][:, few] for layer in aux_layers))
 
     def _one_by_one(
         self,
@@ -265,13 +266,13 @@ class BartRunner:
         cache: SlotCache,
         state: Tensor,
         x: Tensor,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """What the output layer reads, and the states at the taps."""
+        """What the output layer reads, and the states at the aux layers."""
         cross, kept = cache.inputs, dict[int, Tensor]()
         assert isinstance(cross, Cross)
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
-            if number in taps:
+            if number in aux_layers:
                 kept[number] = state
             state, x = layer.read_text(state, layer.out(call.attend(layer.qkv(x), store)))
             q = layer.query(x).view(*x.shape[:2], self.heads, self.size)
@@ -283,7 +284,7 @@ class BartRunner:
 
 def _bias(model: PreTrainedModel, head: torch.nn.Linear) -> Tensor | None:
     """What is added to logits: the output layer's, and a bias that some families keep apart."""
-    own: Tensor | None = getattr(model, "final_logits_bias", None)
+    own = read(model, "final_logits_bias", Tensor)
     if own is None or not bool(own.any()):
         return head.bias
     apart = own[0].to(head.weight.dtype)

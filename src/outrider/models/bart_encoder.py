@@ -106,8 +106,8 @@ class Norm(NamedTuple):
 
 def norm_in(module: torch.nn.Module, name: str) -> Norm | None:
     """The norm that a module has by this name, if it has one."""
-    found = getattr(module, name, None)
-    return Norm.of(found) if isinstance(found, torch.nn.LayerNorm) else None
+    norm = read(module, name, torch.nn.LayerNorm)
+    return None if norm is None else Norm.of(norm)
 
 
 class Joined(NamedTuple):
@@ -191,7 +191,7 @@ class EncoderLayers:
         self.in_int16 = (
             family.long_sources
             and round_to_8_bits(
-                getattr(layer.self_attn, f"{part}_proj") for layer in layers for part in "qkv"
+                layer.self_attn.get_submodule(f"{part}_proj") for layer in layers for part in "qkv"
             )
             and not int16_attention.unfit(width // self.heads)
         )

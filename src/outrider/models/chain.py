@@ -20,9 +20,9 @@ class ChainRunner(TransformersRunner):
     trees = False
 
     def __call__(
-        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+        self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits of the (last) nodes of every row's chain, and their states at the taps."""
+        """Logits of the (last) nodes of every row's chain, and their states at the aux layers."""
         slots_BQ = nodes.slots_BQ
         starts: list[int] = slots_BQ[:, 0].tolist()
         repeated: list[bool] = (slots_BQ[:, :1] == slots_BQ[:, 1:2]).any(1).tolist()
@@ -35,7 +35,7 @@ class ChainRunner(TransformersRunner):
             own = cache.row(row)
             own.begin(slots, start + slots.shape[1], start)
             assert own.size == cache.size, "a row sees more slots than the whole batch"
-            output = self._run(own, tokens, positions, None, None, taps)
+            output = self._run(own, tokens, positions, None, None, aux_layers)
             if not cache.stacks:  # the first call of all has made the row's buffers
                 cache.put([row], own)
             rows.append(output)

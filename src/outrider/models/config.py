@@ -3,7 +3,7 @@
 Their fields differ by family and by version: this is the one place that looks whether one is there.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transformers import PretrainedConfig
 
@@ -22,6 +22,11 @@ _STATES = ("cross_attention_hidden_size", "encoder_hidden_size")
 _PROJECTS = frozenset({"pp_formulanet"})
 
 
+def found(of: object, name: str) -> Any:
+    """The attribute `name`, whatever it is; None where there is none."""
+    return getattr(of, name, None)
+
+
 def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Kind | None:
     """The field `name` of a configuration or a model if it is of this kind, else None.
 
@@ -29,7 +34,7 @@ def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Ki
     >>> read(LlamaConfig(vocab_size=96), "vocab_size", int), read(LlamaConfig(), "n_ctx", int)
     (96, None)
     """
-    value = getattr(of, name, None)
+    value = found(of, name)
     return value if isinstance(value, kind) else None
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
+from outrider.models.config import read
 from outrider.models.model_wrapper import ModelWrapper
 from outrider.models.prefill import CHUNK, causal, width
 from outrider.models.token_remap import (
@@ -96,7 +97,7 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
 
     def __init__(self, model: LanguageModel, translation: VocabularyMap, vocab_size: int) -> None:
         target, draft = translation.target, translation.draft
-        if getattr(model, "recurrent", False):
+        if read(model, "recurrent", bool):
             raise UnsupportedModel(
                 "a draft model with another tokenizer reads parts of its text again, which a "
                 f"state cannot; got {draft.name}, whose layers keep states; use a draft model "
@@ -139,13 +140,13 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
         nodes: Nodes,
         *,
         last: int | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """Logits [B, Q, V] of (the last `last` of) Q nodes, -inf for tokens the draft has not."""
-        if taps:
+        if aux_layers:
             raise ConfigurationError(
                 "a draft model with another tokenizer tells no states, as its tokens are others; "
-                f"got taps={taps}; leave them out"
+                f"got aux_layers={aux_layers}; leave them out"
             )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])

@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
+from outrider.models.config import found, read
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
 from outrider.types.multi_modal import ImageAhead
@@ -57,13 +58,13 @@ class MediaRunner(Protocol):
         cache: SlotCache,
         prompt: Sequence[int],
         inputs: MultiModalInputs,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
         known: "EncoderCache | None" = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a prompt up to its last placeholder into the cache of this row alone.
 
         Images whose states are `known` are not read again.
-        How many tokens were read, and their states at the taps.
+        How many tokens were read, and their states at the aux layers.
         """
 
     def plain_media(self, tokens_1Q: Tensor, inputs: MultiModalInputs) -> Tensor:
@@ -100,9 +101,9 @@ class ModelRunner(Protocol):
         """What reads the rows' inputs; None for a model of text alone."""
 
     def __call__(
-        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+        self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits [B, Q or last, V'] of the given nodes, and their states at the taps.
+        """Logits [B, Q or last, V'] of the given nodes, and their states at the aux layers.
 
         The slots are set already (`SlotCache.begin`).
         """
@@ -120,7 +121,7 @@ class ModelRunner(Protocol):
 class TreeDecoder:
     """A `LanguageModel` over a runner: slots, calls that round alike, vocabulary cut."""
 
-    taps: tuple[int, ...] = ()  # it reads no other model's states
+    aux_layers: tuple[int, ...] = ()  # it reads no other model's states
     follows = True  # it keeps entries of the text that it reads
 
     def __init__(
@@ -237,19 +238,19 @@ class TreeDecoder:
         nodes: Nodes,
         *,
         last: int | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
 
-        Their states [B, Q, E] at each of the taps come along: k is the state after k layers (0: the
-        embeddings), -1 the state that the logits are computed from. Raises ConfigurationError for
-        a layer that the model does not have.
+        Their states [B, Q, E] at each of the aux layers come along: k is the state after k layers
+        (0: the embeddings), -1 the state that the logits are computed from. Raises
+        ConfigurationError for a layer that the model does not have.
         """
-        if taps and not all(-1 <= tap < self.runner.layers for tap in taps):
+        if aux_layers and not all(-1 <= layer < self.runner.layers for layer in aux_layers):
             raise ConfigurationError(
-                f"taps are numbers of layers of {self.runner.name}, from 0 (the embeddings) to "
-                f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
-                f"{taps}; take a head that was made for this target"
+                f"aux_layers are numbers of layers of {self.runner.name}, from 0 (the embeddings) "
+                f"to {self.runner.layers - 1}, or -1 for the state before the output layer; got "
+                f"{aux_layers}; take a head that was made for this target"
             )
         if self.of is not None:
             cache = cache.part(self.of)
@@ -269,10 +270,10 @@ class TreeDecoder:
             read = cache.recurrent.begin(read)
         cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
         if self.bank is None or not cache.adapters:
-            output = self.runner(cache, read, last, taps)
+            output = self.runner(cache, read, last, aux_layers)
         else:
             with self.bank.of(cache.adapters, read.tokens_BQ.shape[1], self.device):
-                output = self.runner(cache, read, last, taps)
+                output = self.runner(cache, read, last, aux_layers)
         logits, states = output.known_BQK, output.hidden
         if more:
             logits = logits[:, -more - wanted : -more]
@@ -302,8 +303,13 @@ class TreeDecoder:
 
 def media_of(model: object) -> MediaRunner | None:
     """What reads images or sound in a model's prompts; None: it reads none there."""
-    found = getattr(model, "media", None)  # of models in one process
-    return found if isinstance(found, MediaRunner) else None
+    media = found(model, "media")  # of models in one process
+    return media if isinstance(media, MediaRunner) else None
+
+
+def adapters_of(model: object) -> tuple[str, ...]:
+    """The adapters that rows of a model may have."""
+    return read(model, "adapters", tuple) or ()
 
 
 def fitted(

@@ -192,11 +192,13 @@ class ForwardCall(NamedTuple):
 
     cache: int
     last: int | None
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
 
     def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
         nodes = Nodes(*tensors)
-        shard.model.forward(shard.caches[self.cache], nodes, last=self.last, taps=self.taps)
+        shard.model.forward(
+            shard.caches[self.cache], nodes, last=self.last, aux_layers=self.aux_layers
+        )
 
 
 class StopWorker(NamedTuple):
@@ -343,18 +345,18 @@ class ShardedModel(ModelWrapper[TreeDecoder]):
         nodes: Nodes,
         *,
         last: int | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
-        """Write Q entries and return the logits [B, Q, V], and their states at the taps.
+        """Write Q entries and return the logits [B, Q, V], and their states at the aux layers.
 
         Raises ShardLost if another process is gone, and from then on: what it held is lost.
         """
         wire = self._wire
         with wire.turn:
             try:
-                wire.send(ForwardCall(cache.number, last, taps), *nodes)
+                wire.send(ForwardCall(cache.number, last, aux_layers), *nodes)
                 with self.group.together():
-                    return self.model.forward(cache.own, nodes, last=last, taps=taps)
+                    return self.model.forward(cache.own, nodes, last=last, aux_layers=aux_layers)
             except BaseException as error:  # an interruption, too: the others went on
                 wire.broken = error
                 raise

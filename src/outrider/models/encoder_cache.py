@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
+from outrider.models.config import found, read
 from outrider.models.model_lock import alone, instead
 from outrider.types.multi_modal import update_digest
 
@@ -45,11 +46,10 @@ class EncoderCache:
     @contextmanager
     def standing_in(self, model: torch.nn.Module) -> Iterator[None]:
         """Answer for the model's own functions for the time of a call of this thread."""
-        inner = getattr(model, "model", model)  # the outer class asks it
-        part = inner if isinstance(inner, torch.nn.Module) else model
+        part = read(model, "model", torch.nn.Module) or model  # the outer class asks it
         with ExitStack() as stack:
             for name in (IMAGES, SOUND):
-                own = getattr(part, name, None)
+                own = found(part, name)
                 if own is not None:
                     ours = self._reader(part, name, own)
                     stack.enter_context(instead(alone(model), part, name, ours))

@@ -66,7 +66,7 @@ class GuidedModel(ModelWrapper[LanguageModel]):
     def __init__(
         self, model: LanguageModel, guidance_scale: float, unconditional: Mapping[int, int]
     ) -> None:
-        if model.taps or not model.follows:
+        if model.aux_layers or not model.follows:
             raise ConfigurationError(
                 "a model that reads another model's states cannot be guided; got "
                 f"{type(model).__name__}; guide a draft model, or draft without"
@@ -98,13 +98,13 @@ class GuidedModel(ModelWrapper[LanguageModel]):
         nodes: Nodes,
         *,
         last: int | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """The guided logits [B, Q, V]; the states are those of the conditional rows."""
         tokens = nodes.tokens_BQ
         both = torch.stack((tokens, self._other_V[tokens]), 1).flatten(0, 1)
         rest = (doubled(table, len(tokens)) for table in nodes[1:])
-        output = self.model.forward(cache.own, Nodes(both, *rest), last=last, taps=taps)
+        output = self.model.forward(cache.own, Nodes(both, *rest), last=last, aux_layers=aux_layers)
         logits = output.known_BQK.float() if output.known_BQK.itemsize < 4 else output.known_BQK
         given, without = logits[0::2], logits[1::2]
         guided = without + self.guidance_scale * (given - without)

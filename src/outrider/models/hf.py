@@ -19,7 +19,7 @@ from outrider.errors import UnsupportedModel
 from outrider.models import attention, batch_invariance, foreign_layers, linear, placement
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
-from outrider.models.config import decoder_of, read, vocabulary_of
+from outrider.models.config import decoder_of, found, read, vocabulary_of
 from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.model_lock import CONFIGURATION, evaluating, mine
 from outrider.models.module_tree import parts_of, sharded
@@ -52,12 +52,12 @@ def steady_context(config: PretrainedConfig) -> int:
     return min(int(n) for n in original if n)
 
 
-def layers_asked(taps: tuple[int, ...]) -> dict[str, object]:
+def layers_asked(aux_layers: tuple[int, ...]) -> dict[str, object]:
     """The argument that asks a model for its states after these layers, if any is wanted.
 
     Older versions of transformers take any list for True, which is all of them.
     """
-    layers = [tap for tap in taps if tap >= 0]
+    layers = [layer for layer in aux_layers if layer >= 0]
     return {"output_hidden_states": layers} if layers else {}
 
 
@@ -67,7 +67,7 @@ def _arguments(model: PreTrainedModel) -> frozenset[str]:
     takes = inspect.signature(model.forward).parameters
     names = set(takes)
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
-        inner = getattr(model.get_decoder(), "forward", None)
+        inner = found(model.get_decoder(), "forward")
         names |= {"position_ids"} & set(inspect.signature(inner).parameters if inner else ())
     return frozenset(names)
 
@@ -76,6 +76,8 @@ class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
     trees = True  #: whether nodes may branch
+    #: where a text's first token stands, of the positions that it is given; None: behind padding's
+    first_position: int | None = 0
     packed = False
     recurrent = False
     limit = (0.0, float("inf"))
@@ -106,7 +108,8 @@ class TransformersRunner:
         sizes = (read(self.config, name, int) for name in self.reaches)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
-        self._offset = self._first_position()
+        first = self.first_position
+        self._offset = int(self.config.pad_token_id) + 1 if first is None else first
         self.context -= self._offset
         self._takes = _arguments(model)
         kinds = read(self.config, "layer_types", (list, tuple))
@@ -136,10 +139,6 @@ class TransformersRunner:
             rows = rows.beside(linear.rows_of(shape, self.dtype, packed=False))
         return found._replace(rows=rows)
 
-    def _first_position(self) -> int:
-        """Where a text's first token stands, of the positions that the model is given."""
-        return 0
-
     def _depth(self) -> int:
         """How many layers write entries."""
         depth: int = self.config.num_hidden_layers
@@ -157,15 +156,15 @@ class TransformersRunner:
         return dtype
 
     def __call__(
-        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+        self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits of the (last) nodes, and their states at the taps."""
+        """Logits of the (last) nodes, and their states at the aux layers."""
         tokens_BQ, positions_BQ, _, visible_BQW, _ = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
         with self.around(keys_BW, positions_BQ, visible_BQW):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
             at_BQ = positions_BQ + self._offset if self._offset else positions_BQ
-            return self._run(cache, tokens_BQ, at_BQ, mask, last, taps)
+            return self._run(cache, tokens_BQ, at_BQ, mask, last, aux_layers)
 
     def _run(
         self,
@@ -174,16 +173,16 @@ class TransformersRunner:
         positions_BQ: Tensor,
         mask: Mask,
         last: int | None,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> Output:
         """The model's own forward. Without a mask it makes one from the cache's length."""
-        extra: dict[str, object] = layers_asked(taps)
+        extra: dict[str, object] = layers_asked(aux_layers)
         if "position_ids" in self._takes:
             extra["position_ids"] = positions_BQ
         if "logits_to_keep" in self._takes:
             extra["logits_to_keep"] = last or 0
         extra |= self.beside(cache, tokens_BQ.shape[1])
-        with evaluating(self.model, self._parts), self._listening(-1 in taps) as states:
+        with evaluating(self.model, self._parts), self._listening(-1 in aux_layers) as states:
             output = self.model(
                 input_ids=tokens_BQ,
                 attention_mask=mask,
@@ -194,24 +193,26 @@ class TransformersRunner:
         logits: Tensor = output.logits
         if last is not None:  # a model that takes `logits_to_keep` has cut them
             logits = logits[:, -last:]
-        return Output(logits, self._tapped(taps, states, output, logits.shape[1]))
+        return Output(logits, self._aux_states(aux_layers, states, output, logits.shape[1]))
 
     def beside(self, cache: SlotCache, queries: int) -> dict[str, object]:
         """What a call is given besides, of what the cache keeps of the rows' inputs."""
         return {}
 
-    def _tapped(
-        self, taps: tuple[int, ...], heard: list[Tensor], output: ModelOutput, few: int
+    def _aux_states(
+        self, aux_layers: tuple[int, ...], heard: list[Tensor], output: ModelOutput, few: int
     ) -> tuple[Tensor, ...]:
-        """The states of the last `few` nodes at each tap, of what a call heard and returned."""
+        """The states of the last `few` nodes at each aux layer, of a call's inputs and results."""
         layers = output.get(self.states, ())
-        if any(tap >= len(layers) or layers[tap].dim() != 3 for tap in taps if tap >= 0):
+        if any(
+            layer >= len(layers) or layers[layer].dim() != 3 for layer in aux_layers if layer >= 0
+        ):
             raise UnsupportedModel(
-                f"one state per token after layers {taps} was asked for; got {self.name}, which "
-                f"returns {len(layers)} layers' states, not one per token each; use a drafter "
+                f"one state per token after layers {aux_layers} was asked for; got {self.name}, "
+                f"which has {len(layers)} layers' states, not one per token each; use a drafter "
                 "that does not read them"
             )
-        return tuple((heard[0] if tap < 0 else layers[tap])[:, -few:] for tap in taps)
+        return tuple((heard[0] if layer < 0 else layers[layer])[:, -few:] for layer in aux_layers)
 
     @contextmanager
     def _listening(self, wanted: bool, last: int | None = None) -> Iterator[list[Tensor]]:

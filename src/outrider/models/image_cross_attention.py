@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
+from outrider.models.config import found
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.model_lock import evaluating
 from outrider.models.multi_modal import MultiModalRunner
@@ -111,7 +112,7 @@ class MllamaRunner(ImageCrossAttentionRunner):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         layers = model.get_decoder().layers
-        self._crossing = [n for n, layer in enumerate(layers) if hasattr(layer, "cross_attn")]
+        self._crossing = [n for n, layer in enumerate(layers) if found(layer, "cross_attn")]
         if self._crossing != list(self.config.cross_attention_layers):
             raise UnsupportedModel(
                 f"{self.name} attends to images in its layers "
@@ -124,19 +125,19 @@ class MllamaRunner(ImageCrossAttentionRunner):
         cache: SlotCache,
         prompt: Sequence[int],
         inputs: MultiModalInputs,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
         known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         self._lend(cache, [CrossAttentionLayer() for _ in self._crossing])
-        return super().read_media(cache, prompt, inputs, taps, known)
+        return super().read_media(cache, prompt, inputs, aux_layers, known)
 
     def kept(
         self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor
     ) -> CrossAttentionRows:
         """Keys and values of the images."""
         made = [output.past_key_values.layers[number] for number in self._crossing]
-        keys, values = (tuple(getattr(one, name) for one in made) for name in ("keys", "values"))
+        keys, values = zip(*((one.keys, one.values) for one in made), strict=True)
         return CrossAttentionRows(keys, values, self.seen(given))
 
     def opened_media(self, rows: int) -> CrossAttentionRows:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models.cache import SlotCache
+from outrider.models.config import found
 from outrider.models.hf import FULL, Mask
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.multi_modal import InnerModelRunner, MultiModalRunner
@@ -24,9 +25,7 @@ class KosmosRunner(InnerModelRunner):
     """
 
     inside = "text_model"
-
-    def _first_position(self) -> int:
-        return int(self.config.pad_token_id) + 1
+    first_position = None
 
     @contextmanager
     def around(
@@ -34,7 +33,7 @@ class KosmosRunner(InnerModelRunner):
     ) -> Iterator[None]:
         """Our mask, where the language model makes one of what it is given."""
         layers, name = self.model.model, "_prepare_decoder_attention_mask"
-        if not hasattr(layers, name):
+        if not found(layers, name):
             yield
             return
         mask = self.masks(visible_BQW, positions_BQ, keys_BW)
@@ -49,8 +48,7 @@ class PaliGemmaRunner(MultiModalRunner):
     one mask of what it is given; layers of more than one type are handed theirs behind it.
     """
 
-    def _first_position(self) -> int:
-        return 1
+    first_position = 1
 
     def examine_media(self, prompt: Sequence[int], inputs: MultiModalInputs) -> None:
         """As for all models; and the types of its tokens, 0 all of them, have to be there."""
@@ -75,11 +73,11 @@ class PaliGemmaRunner(MultiModalRunner):
         positions_BQ: Tensor,
         mask: Mask,
         last: int | None,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> Output:
         """The model's own forward."""
         if not isinstance(mask, dict):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+            return super()._run(cache, tokens_BQ, positions_BQ, mask, last, aux_layers)
         layers: torch.nn.Module = self.model.model.language_model
         own = layers.forward
 
@@ -87,7 +85,7 @@ class PaliGemmaRunner(MultiModalRunner):
             return own(**(given | {"attention_mask": mask}))
 
         with instead(alone(self.whole), layers, "forward", forward):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask[FULL], last, taps)
+            return super()._run(cache, tokens_BQ, positions_BQ, mask[FULL], last, aux_layers)
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
         """Logits of a text alone, which is what follows a block for its own forward."""

@@ -17,6 +17,7 @@ from outrider.models.attention import BatchInvariantAttention, steady
 from outrider.models.attention import fused as attend
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotLayer
+from outrider.models.config import found
 from outrider.models.cpu_kernels import layer_kernels
 from outrider.models.decoder import additive
 from outrider.models.linear import fused
@@ -189,7 +190,7 @@ class Layer:
         self.gate_up = made([m.gate_proj, m.up_proj])
         self.down = made([m.down_proj])
         self._widths = [each.weight.shape[0] for each in (a.q_proj, a.k_proj, a.v_proj)]
-        norms = (a.q_norm, a.k_norm) if hasattr(a, "q_norm") else ()
+        norms = (a.q_norm, a.k_norm) if found(a, "q_norm") else ()
         self._head_norms = [(way.weight(each.weight), each.weight.numel()) for each in norms]
 
     def heads(self, call: LayerOpsCall, qkv: Tensor) -> Tensor:

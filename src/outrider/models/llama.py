@@ -130,15 +130,15 @@ class LlamaRunner:
         return nullcontext()
 
     def __call__(
-        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+        self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits of the (last) nodes, and their states at the taps."""
+        """Logits of the (last) nodes, and their states at the aux layers."""
         call = self._between.open(nodes)
         state, more = F.embedding(nodes.tokens_BQ, self._embedding), None
         kept: dict[int, Tensor] = {}
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
             state, x = call.norm(state, more, layer.before)
-            if number in taps:
+            if number in aux_layers:
                 kept[number] = state
             x = call.attend(layer.heads(call, layer.qkv(x)), store)
             state, x = call.norm(state, layer.out(x), layer.between)
@@ -148,4 +148,4 @@ class LlamaRunner:
         _, state = call.norm(state, more, self._norm)
         kept[-1] = state
         few = slice(-state.shape[1], None)
-        return Output(self._head(state), tuple(kept[tap][:, few] for tap in taps))
+        return Output(self._head(state), tuple(kept[layer][:, few] for layer in aux_layers))

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
 from outrider.models import linear, peft_models
+from outrider.models.config import read
 from outrider.models.linear import Product, product, steady
 from outrider.models.weight_only import finite
 
@@ -170,7 +171,7 @@ class LoraBank:
         for name, part in model.named_modules():
             if isinstance(part, Conv1D):
                 self._sizes[name] = (part.nf, part.nx)
-            elif hasattr(part, "in_features") and hasattr(part, "out_features"):
+            elif read(part, "in_features", int) and read(part, "out_features", int):
                 self._sizes[name] = (part.out_features, part.in_features)
         self._adapters: dict[str, LoraAdapter] = {}
         self._adapted: set[str] = set()

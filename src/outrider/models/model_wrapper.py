@@ -22,15 +22,15 @@ def capturable(*models: object) -> bool:
 def rereads(model: LanguageModel) -> bool:
     """Whether it reads as text what it has drafted itself: heads are told more of it by then, and
     guesses that were made in parallel leave no entries."""
-    return bool(model.taps) or bool(read(model, "rereads", bool))
+    return bool(model.aux_layers) or bool(read(model, "rereads", bool))
 
 
 class ModelWrapper(Generic[M]):
     """A `LanguageModel` that hands everything on to `model`; classes of it change some of that.
 
     >>> class Doubled(ModelWrapper[LanguageModel]):
-    ...     def forward(self, cache, nodes, *, last=None, taps=()):
-    ...         output = super().forward(cache, nodes, last=last, taps=taps)
+    ...     def forward(self, cache, nodes, *, last=None, aux_layers=()):
+    ...         output = super().forward(cache, nodes, last=last, aux_layers=aux_layers)
     ...         return Output(2 * output.logits_BQV, output.hidden)
     """
 
@@ -39,7 +39,7 @@ class ModelWrapper(Generic[M]):
         self.vocab_size, self.context = model.vocab_size, model.context
         self.device, self.dtype = model.device, model.dtype
         self.trees, self.reads = model.trees, model.reads
-        self.taps, self.follows = model.taps, model.follows
+        self.aux_layers, self.follows = model.aux_layers, model.follows
 
     @property
     def trees_alike(self) -> bool:
@@ -68,10 +68,10 @@ class ModelWrapper(Generic[M]):
         return self.model.open(rows, capacity, inputs)
 
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
-        return self.model.forward(cache, nodes, last=last, taps=taps)
+        return self.model.forward(cache, nodes, last=last, aux_layers=aux_layers)
 
     def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths next to their roots."""

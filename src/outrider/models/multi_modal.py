@@ -151,13 +151,13 @@ class MultiModalRunner(TransformersRunner):
         cache: SlotCache,
         prompt: Sequence[int],
         inputs: MultiModalInputs,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
         known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder, in one call of the model's own.
 
         The cache has this row alone. Images that are `known` are not read. Returns how many tokens
-        were read, and their states at the taps. Raises PromptError,
+        were read, and their states at the aux layers. Raises PromptError,
         with the reason, where the model cannot read them.
         """
         assert cache.rows == 1, "rows with images are read one by one"
@@ -169,13 +169,13 @@ class MultiModalRunner(TransformersRunner):
         if cache.recurrent is not None:  # all of it is text that nothing takes back
             settled_B = torch.tensor([count], device=self.device)
             cache.recurrent.begin(causal(tokens, slots, count, settled_B))
-        few = {} if taps or "logits_to_keep" not in self._takes else {"logits_to_keep": 1}
+        few = {} if aux_layers or "logits_to_keep" not in self._takes else {"logits_to_keep": 1}
         with self._counting() as delta:
             try:
                 with (
                     evaluating(self.whole, self._parts),
                     nullcontext() if known is None else known.standing_in(self.whole),
-                    self._listening(-1 in taps) as heard,
+                    self._listening(-1 in aux_layers) as heard,
                 ):
                     output = self.whole(
                         input_ids=tokens,
@@ -183,7 +183,7 @@ class MultiModalRunner(TransformersRunner):
                         use_cache=True,
                         **given,
                         **few,
-                        **layers_asked(taps),
+                        **layers_asked(aux_layers),
                     )
             except OutriderError:
                 raise
@@ -195,7 +195,7 @@ class MultiModalRunner(TransformersRunner):
                 ) from error
             cache.inputs = self.kept(output, given, delta() - count + tokens.shape[1])
         text = output.get("language_model_outputs", output)
-        return count, self._tapped(taps, heard, text, output.logits.shape[1])
+        return count, self._aux_states(aux_layers, heard, text, output.logits.shape[1])
 
     def kept(self, output: ModelOutput, given: Mapping[str, object], delta_1: Tensor) -> RowStore:
         """What a row keeps of the call that has read its images, which was `given` them."""
@@ -212,13 +212,13 @@ class MultiModalRunner(TransformersRunner):
         positions_BQ: Tensor,
         mask: Mask,
         last: int | None,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> Output:
         """The model's own forward, each row's positions counted on from its images."""
         if isinstance(cache.inputs, RowPositions):
             positions_BQ = positions_BQ + cache.inputs.delta_B[:, None]
             positions_BQ = positions_BQ.clamp(min=0)  # of nodes that only fill a call up
-        return super()._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
+        return super()._run(cache, tokens_BQ, positions_BQ, mask, last, aux_layers)
 
     def tokens(self, tokens_1Q: Tensor) -> Tensor:
         """What the model's forward is given of a prompt's tokens, or a text's."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import pretrained
-from outrider.models.config import read
+from outrider.models.config import found, read
 
 _FILE = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -144,13 +144,13 @@ def unwrapped(given: Any) -> Any:
     where an active adapter is a prompt: text ahead of the text, which only its wrapper adds.
     """
     worn = read(given, "peft_config", dict)
-    if worn is None or not callable(getattr(given, "get_base_model", None)):
+    if worn is None or not callable(found(given, "get_base_model")):
         return given
-    active = getattr(given, "active_adapters", None) or list(worn)
+    active = found(given, "active_adapters") or list(worn)
     for name in active if isinstance(active, (list, tuple)) else [active]:
         config = worn.get(name)
-        kind = str(getattr(getattr(config, "peft_type", None), "value", ""))
-        if kind in _AHEAD or getattr(config, "is_prompt_learning", False):
+        kind = str(found(found(config, "peft_type"), "value") or "")
+        if kind in _AHEAD or found(config, "is_prompt_learning"):
             raise UnsupportedModel(_ahead(kind, f"a {type(given).__name__} with {name!r}"))
     return given.get_base_model()
 

@@ -99,20 +99,20 @@ def ingest(
     *,
     settled_B: Tensor,
     start: int = 0,
-    taps: tuple[int, ...] = (),
+    aux_layers: tuple[int, ...] = (),
     known: RowHints | None = None,
 ) -> list[tuple[Tensor, ...]]:
     """Write tokens `start` to `count` of every row, right-padded rows included, in chunks.
 
     Entries beyond a row's own length are never visible to it and are overwritten later; its first
     `settled_B` tokens are its text for good, in this call and later ones.
-    The model's states of these tokens at the taps are returned, [B, n, E] for each chunk.
+    The model's states of these tokens at the aux layers are returned, [B, n, E] for each chunk.
     `known` is shown what recurrent states are where it asks for them.
     """
     device = tokens_BL.device
     rows = tokens_BL.shape[0]
     if _skims.get() and count - start > READ + 1 and known is None and skimmable(cache):
-        return _skimmed(model, cache, tokens_BL, count, settled_B, start, taps)
+        return _skimmed(model, cache, tokens_BL, count, settled_B, start, aux_layers)
     states: list[tuple[Tensor, ...]] = []
     lines = {} if known is None else known.stops(model, cache, start)
     cuts = {*range(start + CHUNK, count, CHUNK), *(line for line in lines if line < count), count}
@@ -121,8 +121,8 @@ def ingest(
         at = torch.arange(first, stop, device=device)[None].expand(rows, -1)
         wide = width(model, stop, 0, cache.capacity)
         nodes = causal(tokens_BL[:, first:stop], at, wide, settled_B)
-        if taps:
-            states.append(model.forward(cache, nodes, taps=taps).hidden)
+        if aux_layers:
+            states.append(model.forward(cache, nodes, aux_layers=aux_layers).hidden)
         else:
             model.forward(cache, nodes, last=1)
         if known is not None and stop in lines:
@@ -138,11 +138,13 @@ def _skimmed(
     count: int,
     settled_B: Tensor,
     start: int,
-    taps: tuple[int, ...],
+    aux_layers: tuple[int, ...],
 ) -> list[tuple[Tensor, ...]]:
     """`ingest` of a text that is skimmed; states are the last token's, again and again."""
     ingest(model, cache, tokens_BL, READ, settled_B=settled_B, start=start)
-    last = ingest(model, cache, tokens_BL, count, settled_B=settled_B, start=count - 1, taps=taps)
+    last = ingest(
+        model, cache, tokens_BL, count, settled_B=settled_B, start=count - 1, aux_layers=aux_layers
+    )
     for stack in cache.stacks:
         for at in range(max(start, READ), count - 1, READ):
             stop = min(at + READ, count - 1)

@@ -39,7 +39,7 @@ from outrider.models import (
 )
 from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
-from outrider.models.config import pairs, read
+from outrider.models.config import found, pairs, read
 from outrider.models.lora import LoraBank
 from outrider.models.module_tree import uncompiled
 
@@ -293,7 +293,7 @@ class ModelSource:
             return None
         said = settings if isinstance(settings, dict) else vars(settings)
         method = said.get("quant_method", "an unnamed method")
-        return str(getattr(method, "value", method))
+        return str(found(method, "value") or method)
 
     def keeps(self, dtype: str, device: torch.device) -> bool:
         """Whether weights of this type are packed, beside states in float32 (`weight_only`).

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider import arguments
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
 from outrider.models import placement, recurrent, seq2seq
-from outrider.models.config import decoder_of, pairs, read, states_width
+from outrider.models.config import decoder_of, found, pairs, read, states_width
 from outrider.models.weight_only import finite
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
@@ -278,8 +278,8 @@ def _rounds_activations(module: torch.nn.Module) -> str | None:
     if weight is None or type(weight) in (Tensor, torch.nn.Parameter):
         return None
     how = ("act_quant_kwargs", "activation_quantization", "input_quant_func")
-    found = any(getattr(weight, field, None) is not None for field in how)
-    return type(weight).__name__ if found else None
+    more = any(found(weight, field) is not None for field in how)
+    return type(weight).__name__ if more else None
 
 
 def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:

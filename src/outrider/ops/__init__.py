@@ -31,15 +31,16 @@ thresholds.
 from torch import Tensor
 
 from outrider.ops.backend import NAMES, VerifyKernel, chosen, dispatched, fused, use
-from outrider.ops.reference import draws, laws, walking
+from outrider.ops.reference import draws, walking
 from outrider.ops.reference.draws import Survivors, greedily, largest, merit, perturbed
-from outrider.ops.reference.laws import draw, probs, residual, scaled, select, stack
+from outrider.ops.reference.probs import draw, probs, residual, scaled, select, stack
+from outrider.ops.reference.probs import floors as reference_floors
 from outrider.ops.reference.walking import follow
 from outrider.row_params import SamplingRows
 from outrider.types import Laws
 
 assisted = dispatched(walking.assisted)
-floors = dispatched(laws.floors)
+floors = dispatched(reference_floors)
 independent = dispatched(draws.independent)
 likely = dispatched(draws.likely)
 sample = dispatched(draws.sample)

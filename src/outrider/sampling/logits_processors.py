@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.row_params import NEVER, Processor, Shaping
 from outrider.sampling import custom_processors, timestamps
-from outrider.sampling.prefixes import NodePrefixes, ceiling
+from outrider.sampling.node_prefixes import NodePrefixes, ceiling
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Tree
 
@@ -207,9 +208,8 @@ def _named(s: SamplingParams) -> list[tuple[str, list[int]]]:
     """The settings that name tokens, with the tokens."""
     found = [("logit_bias", list(s.logit_bias or ()))]
     found.append(("begin_suppress_tokens", list(s.begin_suppress_tokens)))
-    for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        token = getattr(s, name)
-        found.append((name, [] if token is None else [token]))
+    forced = arguments.fields_of(s, ("forced_bos_token_id", "forced_eos_token_id"))
+    found += [(name, [] if token is None else [token]) for name, token in forced.items()]
     if s.timestamps is not None:
         found.append(("timestamps", [s.timestamps.first_id]))
     return found

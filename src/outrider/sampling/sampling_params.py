@@ -101,8 +101,8 @@ class SamplingParams:
         )
 
     def __post_init__(self) -> None:
-        for name, (what, do, fits) in _NUMBERS.items():
-            given = getattr(self, name)
+        for name, given in arguments.fields_of(self, _NUMBERS).items():
+            what, do, fits = _NUMBERS[name]
             value = arguments.number(name, given, what, do)
             if not fits(value):
                 arguments.refuse(name, what, given, do)
@@ -115,8 +115,9 @@ class SamplingParams:
             object.__setattr__(self, "seed", seed)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            if (token := getattr(self, name)) is not None:
+        forced = arguments.fields_of(self, ("forced_bos_token_id", "forced_eos_token_id"))
+        for name, token in forced.items():
+            if token is not None:
                 do = "give a token id, or None for any token"
                 object.__setattr__(self, name, arguments.whole(name, token, do, least=0))
         if not isinstance(self.timestamps, Timestamps | None):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outrider import arguments
 from outrider.row_params import NEVER, Shaping
-from outrider.sampling.prefixes import NodePrefixes, ceiling
+from outrider.sampling.node_prefixes import NodePrefixes, ceiling
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Timestamps:
 
     def __post_init__(self) -> None:
         do = "take it from the model's generation configuration"
-        for name in ("no_timestamps_id", "end_id"):
-            given = arguments.whole(f"timestamps.{name}", getattr(self, name), do, least=0)
-            object.__setattr__(self, name, given)
+        for name, given in arguments.fields_of(self, ("no_timestamps_id", "end_id")).items():
+            token = arguments.whole(f"timestamps.{name}", given, do, least=0)
+            object.__setattr__(self, name, token)
         if self.end_id >= self.no_timestamps_id:
             what = f"smaller than no_timestamps_id={self.no_timestamps_id}"
             arguments.refuse("timestamps.end_id", what, self.end_id, do)

@@ -11,6 +11,7 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import Logprobs
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
+from outrider.models.decoder import adapters_of
 from outrider.models.prefix_cache import PrefixCache
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.server.batch_runners import (
@@ -83,7 +84,7 @@ def build_engine(
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     engine = speculator.engine
     engine.priced(room.max_num_seqs)  # measured now, not while the first client waits
-    adapters: tuple[str, ...] = getattr(engine.target, "adapters", ())
+    adapters = adapters_of(engine.target)
     lanes, prefixes = MethodRouter(engine), PrefixCache(room.prefix_cache_bytes)
 
     def run(lane: str) -> EngineRun | PromptScores | TranscriptionRunner:

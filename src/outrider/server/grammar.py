@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.server import call_formats
 from outrider.server.call_formats import gemma_rules
@@ -314,8 +315,8 @@ def asked_for(body: BaseRequest) -> GrammarAsked | None:
         if "json_object" in kinds:
             return GrammarAsked(field, "json", {"type": "object"})
         return GrammarAsked(field, *next(iter(kinds.items())))
-    for field in GUIDED:
-        if (given := getattr(body, field)) is not None:
+    for field, given in arguments.fields_of(body, GUIDED).items():
+        if given is not None:
             return GrammarAsked(field, field.removeprefix("guided_"), given)
     return None
 

@@ -17,6 +17,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from outrider import arguments
+
 # What every body and part of one has in common: no field that is not listed, null is left out.
 
 
@@ -155,8 +157,9 @@ class Message(Body):
     @model_validator(mode="after")
     def _fits_its_role(self) -> "Message":
         if self.role != "assistant":
-            for field in ("tool_calls", "reasoning_content", "refusal", "annotations"):
-                if getattr(self, field) is not None:
+            own = ("tool_calls", "reasoning_content", "refusal", "annotations")
+            for field, given in arguments.fields_of(self, own).items():
+                if given is not None:
                     raise ValueError(f"{field} is an assistant's; got role {self.role!r}")
         if self.media and self.role not in ("user", "tool"):
             raise ValueError(f"images and recordings are a user's; got role {self.role!r}")
@@ -184,9 +187,8 @@ class Message(Body):
         turn: dict[str, Any] = {"role": role, "content": self.text}
         if self.media and isinstance(self.content, list):
             turn["content"] = [part.model_dump() for part in self.content]
-        for field in ("name", "tool_call_id", "reasoning_content"):
-            if getattr(self, field) is not None:
-                turn[field] = getattr(self, field)
+        more = arguments.fields_of(self, ("name", "tool_call_id", "reasoning_content"))
+        turn |= {field: given for field, given in more.items() if given is not None}
         if self.tool_calls:
             turn["tool_calls"] = [
                 {

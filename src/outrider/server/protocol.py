@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
+from outrider import arguments
 from outrider.server.messages import MOST_TOOLS, Body, Message, Text, Tool, ToolChoice, allowed
 
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -164,7 +165,7 @@ class BaseRequest(Routing):
     @model_validator(mode="after")
     def _one_grammar(self) -> "BaseRequest":
         names = [*GUIDED, "response_format", "structured_outputs"]
-        asked = [name for name in names if getattr(self, name) is not None]
+        asked = [n for n, given in arguments.fields_of(self, names).items() if given is not None]
         if self.response_format is not None and self.response_format.type == "text":
             asked.remove("response_format")
         if len(asked) > 1:

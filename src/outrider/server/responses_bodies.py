@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
+from outrider import arguments
 from outrider.server.messages import (
     MOST_TOOLS,
     AudioPart,
@@ -188,8 +189,7 @@ class ResponsesBody(Body):
             "max_completion_tokens": self.max_output_tokens,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
         }
-        for name in ("temperature", "top_p", "seed", "timeout"):
-            asked[name] = getattr(self, name)
+        asked |= arguments.fields_of(self, ("temperature", "top_p", "seed", "timeout"))
         if self.tools:
             functions = [tool.model_dump(exclude={"type"}) for tool in self.tools]
             asked["tools"] = [{"type": "function", "function": one} for one in functions]

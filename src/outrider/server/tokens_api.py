@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import StrictBool, ValidationError, model_validator
 
 from outrider.errors import OutriderError
+from outrider.models.config import found
 from outrider.server.chat_prompts import chat_prompt
 from outrider.server.errors import APIError, rejected, unknown_model
 from outrider.server.messages import Body, Message, Tool
@@ -90,7 +91,7 @@ def tokenizer_info(orders: RequestParser) -> dict[str, Any]:
     return {
         "tokenizer_class": type(tokenizer).__name__,
         "model_max_length": min(orders.capacity, orders.known.context),
-        **{name: getattr(tokenizer, name, None) for name in names},
+        **{name: found(tokenizer, name) for name in names},
         "chat_template": chat_template(tokenizer) or None,
     }
 

@@ -150,8 +150,8 @@ class TranscribeSettings:
         if not self.temperatures or any(not 0 <= t < math.inf for t in self.temperatures):
             what, do = "0 or more, one or several", "write temperature=(0.0, 0.2, 0.4)"
             arguments.refuse("temperature", what, self.temperature, do)
-        for name in ("best_of", "beam_size", "batch_size", "max_new_tokens"):
-            given = getattr(self, name)
+        counts = ("best_of", "beam_size", "batch_size", "max_new_tokens")
+        for name, given in arguments.fields_of(self, counts).items():
             if given is not None:
                 value = arguments.whole(name, given, "leave it out", least=1)
                 object.__setattr__(self, name, value)
@@ -166,10 +166,10 @@ class TranscribeSettings:
                 f"beams are searched at temperature 0; got beam_size={self.beam_size} with "
                 f"temperature={self.temperature!r}; add 0, or use best_of"
             )
-        for name in ("compression_ratio", "logprob", "no_speech"):
-            given = getattr(self, f"{name}_threshold")
+        limits = [f"{name}_threshold" for name in ("compression_ratio", "logprob", "no_speech")]
+        for name, given in arguments.fields_of(self, limits).items():
             if given is not None:
-                arguments.number(f"{name}_threshold", given, "a number", "None switches it off")
+                arguments.number(name, given, "a number", "None switches it off")
         if self.initial_prompt is not None and not isinstance(self.initial_prompt, str):
             do = "give text, or the tokens of it"
             arguments.several("initial_prompt", self.initial_prompt, "text", do, arguments.is_whole)

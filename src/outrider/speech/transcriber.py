@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, OutriderError
-from outrider.speech import audio, captions, speech_model, words
+from outrider.speech import audio, captions, speech_model, word_timestamps
 from outrider.speech.audio import Recording
 from outrider.speech.captions import ReferenceAligner
 from outrider.speech.result import Segment, SegmentStream, Transcript, TranscriptStats, whole_text
@@ -213,7 +213,7 @@ class Transcription(SegmentStream):
         said = None
         if self.settings.timestamps == "word":
             head, _ = self._prompt(track, window)
-            said = words.of_window(ear, heard, head, track.language)
+            said = word_timestamps.of_window(ear, heard, head, track.language)
         return [
             Segment(
                 ear.text(text.tokens[piece.first : piece.last]),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.engine.beam_search import Beams
 from outrider.engine.beam_search.lookahead import LookaheadDepth
-from outrider.engine.beam_search.run import admit, search
+from outrider.engine.beam_search.search import admit, search
 from outrider.engine.beam_search.step import State
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun

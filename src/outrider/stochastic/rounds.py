@@ -9,6 +9,7 @@ import torch
 
 from outrider import arguments, noise, verifiers
 from outrider.errors import ConfigurationError
+from outrider.models.config import found
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import RequestStats
 from outrider.stochastic import continuous, laws, outcomes
@@ -86,7 +87,7 @@ class _Rules:
     def __call__(self, proposal: Proposal) -> RoundVerdict:
         if self.verifier is not None:
             return outcomes.verify(self.verifier, proposal, self.shared)
-        name = self.rule if isinstance(self.rule, str) else getattr(self.rule, "name", None)
+        name = self.rule if isinstance(self.rule, str) else found(self.rule, "name")
         return continuous.verify(name or "rejection", proposal)
 
 
@@ -265,7 +266,7 @@ def speculate(
             f"a timeout is of an executor, in seconds above 0; got timeout={timeout} and executor="
             f"{executor}; pass an executor, or leave the timeout out"
         )
-    if executor is not None and not callable(getattr(executor, "submit", None)):
+    if executor is not None and not callable(found(executor, "submit")):
         arguments.refuse("executor", "an Executor", executor, "one of concurrent.futures")
     verifiers.chosen(rule, rule_options, shared_noise)
     key = fresh_seed() if seed is None else arguments.whole("seed", seed, do)

@@ -201,7 +201,7 @@ def drafts_are_well_formed(case: Case) -> None:
         )
         _draws_are_children(draft)
         _laws_are_declared(draft, target.vocab_size)
-        scores = step.score(target, state, draft, taps=drafter.taps)
+        scores = step.score(target, state, draft, aux_layers=drafter.aux_layers)
         verdict = step.verify(usual_rule(drafter), state, draft, scores)
         state, _ = step.commit(target, drafter, state, draft, scores, verdict)
 
@@ -275,7 +275,7 @@ def verbs_read_no_device_value(case: Case) -> None:
         return
     for shape in (drafter.shapes[0], drafter.shapes[-1]):
         draft = step.propose(drafter, state, shape)
-        scores = step.score(model, state, draft, taps=drafter.taps)
+        scores = step.score(model, state, draft, aux_layers=drafter.aux_layers)
         verdict = step.verify(rule, state, draft, scores)
         state, block = step.commit(model, drafter, state, draft, scores, verdict)
         lies = {draft.device, block.tokens_BT.device, state.context.length_B.device}
@@ -301,7 +301,7 @@ def verdicts_are_well_formed(case: Case) -> None:
     target, drafter = pair()[0], case.drafter
     state = batch(target, drafter, case)
     draft = step.propose(drafter, state)
-    scores = step.score(target, state, draft, taps=drafter.taps)
+    scores = step.score(target, state, draft, aux_layers=drafter.aux_layers)
     verdict = step.verify(case.rule or usual_rule(drafter), state, draft, scores)
     kinds = {table.dtype for table in (verdict.count_B, verdict.path_BD, verdict.next_B)}
     expect(kinds == {torch.int64}, f"counts, paths and tokens are int64; got {kinds}")

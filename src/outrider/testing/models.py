@@ -123,7 +123,7 @@ class MetaModel:
     vocab_size, context, device = VOCAB, 256, torch.device("meta")
     dtype, trees, trees_alike = torch.float32, True, True
     reads: Reads = "text"
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     follows = True
 
     def width(self, slots: int) -> int:
@@ -143,7 +143,12 @@ class MetaModel:
         return MetaCache(capacity)
 
     def forward(
-        self, cache: MetaCache, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
+        self,
+        cache: MetaCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """Logits (and states) without values; raises ValueError for tables of wrong shapes."""
         rows, queries = nodes.tokens_BQ.shape
@@ -153,7 +158,7 @@ class MetaModel:
         count = queries if last is None else min(last, queries)
         states = torch.empty(rows, count, HIDDEN, device="meta")
         logits = torch.empty(rows, count, self.vocab_size, device="meta")
-        return Output(logits, (states,) * len(taps))
+        return Output(logits, (states,) * len(aux_layers))
 
     def keep(self, cache: MetaCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Nothing is there to move; raises ValueError for tensors of another device."""

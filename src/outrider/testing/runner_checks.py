@@ -66,7 +66,7 @@ def outcomes_are_laws(case: Case, rule: Verifier) -> None:
     target, drafter = pair()[0], case.drafter
     state = checks.batch(target, drafter, case)
     draft = step.propose(drafter, state)
-    scores = step.score(target, state, draft, taps=drafter.taps)
+    scores = step.score(target, state, draft, aux_layers=drafter.aux_layers)
     told = rule.outcome(draft, scores)
     stops = told.stop_BN.double().sum(-1)
     expect(bool((stops - 1).abs().max() < 1e-4), f"chances to stop sum to {stops.tolist()}")

@@ -40,7 +40,7 @@ class Restless:
     def __init__(self, drafter: Drafter, seed: int = 0) -> None:
         self.drafter, self.random = drafter, random.Random(seed)
         self.name, self.kinds, self.shapes = drafter.name, drafter.kinds, drafter.shapes
-        self.taps = drafter.taps
+        self.aux_layers = drafter.aux_layers
         self.seen: set[Hashable] = set()
 
     def open(self, context: Context, capacity: int) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.row_params import Processor
 from outrider.sampling.sampling_params import SamplingParams
@@ -138,7 +139,7 @@ class ModelDefaults(NamedTuple):
     def followed(self) -> tuple[str, ...]:
         """What is followed, each with its value."""
         usual = {field.name: field.default for field in fields(SamplingParams)}
-        said = {name: getattr(self.rules, name) for name in RULES}
+        said = arguments.fields_of(self.rules, RULES)
         found = [f"{name}={value!r}" for name, value in said.items() if value != usual[name]]
         found += [f"{name}={value!r}" for name, value in self.sampling.items()]
         return (*found, *([f"min_length={self.min_length}"] if self.min_length else []))
@@ -236,10 +237,11 @@ def ruled(own: SamplingParams, rules: SamplingParams) -> SamplingParams:
     {0: 1.0, 1: 2.0}
     """
     usual = {field.name: field.default for field in fields(SamplingParams)}
+    given = arguments.fields_of(own, RULES)
     changed = {
-        name: getattr(rules, name)
-        for name in RULES
-        if getattr(own, name) == usual[name] and getattr(rules, name) != usual[name]
+        name: value
+        for name, value in arguments.fields_of(rules, RULES).items()
+        if given[name] == usual[name] != value
     }
     if rules.logit_bias and own.logit_bias:
         changed["logit_bias"] = {**rules.logit_bias, **own.logit_bias}

@@ -21,6 +21,7 @@ from outrider.errors import (
     kind_of,
 )
 from outrider.models import pretrained
+from outrider.models.config import found
 from outrider.speech import audio
 from outrider.text.images import MOST_BYTES, open_image
 from outrider.types import MultiModalInputs
@@ -105,7 +106,7 @@ class MediaProcessor:
     def has_template(self) -> bool:
         """Whether the processor renders conversations; False where there is none."""
         try:
-            return getattr(self.processor, "chat_template", None) is not None
+            return found(self.processor, "chat_template") is not None
         except ConfigurationError:
             return False
 
@@ -115,7 +116,7 @@ class MediaProcessor:
         Raises PromptError for an image that the processor does not take.
         """
         image = open_image(given)
-        reader = getattr(self.processor, "image_processor", self.processor)
+        reader = found(self.processor, "image_processor") or self.processor
         try:
             made = reader(images=image, return_tensors="pt")
             if "flattened_patches" not in made:
@@ -264,9 +265,9 @@ class MediaProcessor:
     def _extractor(self) -> Any:
         """What makes features of sound; None where nothing does."""
         names = ("feature_extractor", "audio_processor")
-        found = (getattr(self.processor, name, None) for name in names)
+        makers = (found(self.processor, name) for name in names)
         alone = self.processor if self.recordings_alone else None
-        return next((one for one in found if one is not None), alone)
+        return next((one for one in makers if one is not None), alone)
 
     @property
     def hears(self) -> bool:
@@ -281,7 +282,7 @@ class MediaProcessor:
     @property
     def rate(self) -> int:
         """Samples per second that the model hears."""
-        return int(getattr(self._extractor, "sampling_rate", None) or _RATE)
+        return int(found(self._extractor, "sampling_rate") or _RATE)
 
     @property
     def most_seconds(self) -> float:

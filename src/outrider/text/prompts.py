@@ -14,6 +14,7 @@ from outrider import arguments
 from outrider.drafters import DRAFTERS, Root
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
+from outrider.models.config import read
 from outrider.text.decoder_prompt import DecoderPrompt
 from outrider.text.media_processor import MediaProcessor, has_media
 from outrider.text.tokens import encode, separate
@@ -50,8 +51,8 @@ def adapter_names(given: Adapter | Sequence[Adapter], rows: int) -> list[str | N
 def _name(given: object) -> str | None:
     if given is None or isinstance(given, str):
         return given
-    name = getattr(given, "lora_name", None)
-    if not isinstance(name, str):
+    name = read(given, "lora_name", str)
+    if name is None:
         do = "give the name that it has in lora_modules, or None"
         arguments.refuse("lora_request", "an adapter by name", given, do)
     return name

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from outrider.engine.request import StopConditions
+from outrider.models.config import found
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech.audio import Samples
 from outrider.speech.vocabulary import language_name
@@ -71,7 +72,7 @@ class TranscriptionPrompts(TranscribingModel):
         self, samples: Samples, language: str | None, told: str | None
     ) -> tuple[list[int], MultiModalInputs]:
         """The prompt that asks for what is said, and the sound beside it."""
-        request = getattr(self.media.processor, "apply_transcription_request", None)
+        request = found(self.media.processor, "apply_transcription_request")
         if request is None:
             text = INSTRUCTION if told is None else told
             if language is not None:
@@ -94,5 +95,5 @@ class TranscriptionPrompts(TranscribingModel):
     def said(self, tokens: Sequence[int]) -> str:
         """The text of an answer, without what the processor knows to be none."""
         text = self.text(tokens)
-        extract = getattr(self.media.processor, "extract_transcription", None)
+        extract = found(self.media.processor, "extract_transcription")
         return text if extract is None else str(extract(text))

@@ -8,6 +8,7 @@ import torch
 
 from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, OutriderError, PromptError, first_line
+from outrider.models.config import found
 from outrider.speech.audio import Samples
 from outrider.text.sound_prompts import SECONDS, TranscribingModel
 from outrider.types import Inputs, MultiModalInputs
@@ -38,9 +39,10 @@ class SourceTranscription(TranscribingModel):
                 f"{self.name} is told nothing ahead of a text; got initial_prompt; leave it out"
             )
         processor = self.media.processor
-        asks = getattr(processor, "apply_transcription_request", None)  # Canary's
-        told_language = asks is not None or hasattr(processor, "get_decoder_prompt_ids")  # Cohere's
-        by_token = hasattr(self.tokenizer, "tgt_lang")  # SeamlessM4T's
+        asks = found(processor, "apply_transcription_request")  # Canary's
+        cohere = found(processor, "get_decoder_prompt_ids") is not None
+        told_language = asks is not None or cohere
+        by_token = found(self.tokenizer, "tgt_lang") is not None  # SeamlessM4T's
         if (told_language or by_token) and language is None:
             write = "eng" if by_token else "en"
             raise ConfigurationError(
@@ -59,7 +61,7 @@ class SourceTranscription(TranscribingModel):
             elif told_language:
                 made = processor(samples, language=language, sampling_rate=self.rate)
             else:
-                reads = getattr(processor, "feature_extractor", processor)
+                reads = found(processor, "feature_extractor") or processor
                 made = reads(samples, sampling_rate=self.rate, return_tensors="pt")
             return self._read(made)
         except OutriderError:

@@ -69,7 +69,7 @@ def beamed(
 
     A completion's `steps` are calls of the target, which all prompts share.
     """
-    from outrider.engine.beam_search.run import search
+    from outrider.engine.beam_search.search import search
 
     given: Sequence[Any] = asked.inputs or [None] * len(asked.prompts)
     every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)

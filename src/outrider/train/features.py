@@ -1,8 +1,8 @@
 """What the target makes of texts, kept on disk: training reads it instead of running the target.
 
 A shard is a safetensors file of whole texts one behind the other: `tokens` [N], `lengths` and
-`starts` [S], the target's states `states` [N, F] at the taps side by side, and the `most` likely
-next tokens with their log-probabilities, `top_ids` and `top_logs` [N, most].
+`starts` [S], the target's states `states` [N, F] at the aux layers side by side, and the `most`
+likely next tokens with their log-probabilities, `top_ids` and `top_logs` [N, most].
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,19 +41,19 @@ class Features:
 
 
 @torch.inference_mode()
-def score(model: LanguageModel, text: TrainText, taps: tuple[int, ...]) -> Output:
-    """The target's logits [1, N, V] of a text, and its states at the taps."""
+def score(model: LanguageModel, text: TrainText, aux_layers: tuple[int, ...]) -> Output:
+    """The target's logits [1, N, V] of a text, and its states at the aux layers."""
     tokens_1N = torch.tensor([text.tokens], device=model.device)
     count = tokens_1N.shape[1]
     at_1N = torch.arange(count, device=model.device)[None]
     cache = model.open(1, count + 4)
-    return model.forward(cache, causal(tokens_1N, at_1N, count), taps=taps)
+    return model.forward(cache, causal(tokens_1N, at_1N, count), aux_layers=aux_layers)
 
 
 def record(
     model: LanguageModel,
     texts: Sequence[TrainText],
-    taps: tuple[int, ...],
+    aux_layers: tuple[int, ...],
     folder: Path,
     *,
     most: int = 32,
@@ -65,7 +65,7 @@ def record(
     for number, group in enumerate(groups):
         path = folder / f"{number:05}.safetensors"
         if not path.exists():
-            parts = [_features(model, text, taps, most) for text in group]
+            parts = [_features(model, text, aux_layers, most) for text in group]
             shard = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             unfinished = path.with_suffix(".part")
             save_file(shard, unfinished)
@@ -85,9 +85,9 @@ def _grouped(texts: Sequence[TrainText]) -> Iterator[list[TrainText]]:
 
 
 def _features(
-    model: LanguageModel, text: TrainText, taps: tuple[int, ...], most: int
+    model: LanguageModel, text: TrainText, aux_layers: tuple[int, ...], most: int
 ) -> dict[str, Tensor]:
-    output = score(model, text, taps)
+    output = score(model, text, aux_layers)
     states = [state[0] for state in output.hidden] or [torch.empty(len(text.tokens), 0)]
     logs_NM, ids_NM = output.logits_BQV[0].float().log_softmax(-1).topk(most, -1)
     return {
@@ -166,7 +166,7 @@ def alpha(
     counts = torch.zeros(DEPTH, dtype=torch.float64)
     ids_K = student.ids_K
     for number, text in enumerate(texts):
-        output = score(model, text, student.taps)
+        output = score(model, text, student.aux_layers)
         tokens_1T = torch.tensor([text.tokens], device=ids_K.device)
         states = [state.float().clone() for state in output.hidden]
         read = student.read(tokens_1T, states, min(DEPTH, student.rounds))

@@ -29,10 +29,10 @@ from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.train import texts
 from outrider.train.features import Alpha, Features, TrainText, alpha, read, record
-from outrider.train.loop import Losses, Progress, Trainer
-from outrider.train.students import HeadStudent, LayerStudent, Student, usual_taps
+from outrider.train.students import HeadStudent, LayerStudent, Student, usual_aux_layers
 from outrider.train.task import Task
 from outrider.train.texts import TextPiece
+from outrider.train.trainer import Losses, Progress, Trainer
 
 # The target's own answers to prompts: what a draft has to foresee is what the target writes.
 
@@ -136,12 +136,14 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
         how = task.tokens, task.plan.seed
         _same(work / "json", _fingerprint(how), "with answers of another length or seed")
     learnt, held, counts = _texts(speculator, task, work, show)
-    taps = usual_taps(depth(model.config)) if task.kind == "head" else ()
-    _same(work / "features.json", _fingerprint((learnt, taps)), "on other texts")
+    aux_layers = usual_aux_layers(depth(model.config)) if task.kind == "head" else ()
+    _same(work / "features.json", _fingerprint((learnt, aux_layers)), "on other texts")
     features_at = work / "features"
-    record(target, learnt, taps, features_at, show=lambda n, of: show("target's states", n, of))
+    record(
+        target, learnt, aux_layers, features_at, show=lambda n, of: show("target's states", n, of)
+    )
     features = read(features_at)
-    student = _student(model, features, taps, task)
+    student = _student(model, features, aux_layers, task)
     trainer = Trainer(student, features, target.vocab_size, task.plan, work)
     measured = held[:: -(-len(held) // task.alpha_texts)]
     before_at = work / "before.json"
@@ -210,12 +212,12 @@ def _texts(
 
 
 def _student(
-    model: PreTrainedModel, features: Sequence[Features], taps: tuple[int, ...], task: Task
+    model: PreTrainedModel, features: Sequence[Features], aux_layers: tuple[int, ...], task: Task
 ) -> Student:
     torch.manual_seed(task.plan.seed)
     ids_K = frequent(features, vocabulary_of(model.config), task.vocab_size)
     if task.kind == "head":
-        return HeadStudent(model, ids_K, taps, task.inner)
+        return HeadStudent(model, ids_K, aux_layers, task.inner)
     return LayerStudent(model, ids_K, _layers(model.config, task))
 
 

@@ -26,7 +26,7 @@ class Student(Protocol):
     """A draft in training."""
 
     ids_K: Tensor  #: tokens that it proposes
-    taps: tuple[int, ...]  #: states of the target that it reads
+    aux_layers: tuple[int, ...]  #: states of the target that it reads
     rounds: int  #: drafted tokens that it tells apart; 1: every place is like the first
 
     @property
@@ -53,19 +53,23 @@ class HeadStudent:
     """
 
     def __init__(
-        self, model: PreTrainedModel, ids_K: Tensor, taps: tuple[int, ...], inner: int | None = None
+        self,
+        model: PreTrainedModel,
+        ids_K: Tensor,
+        aux_layers: tuple[int, ...],
+        inner: int | None = None,
     ) -> None:
         table, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         _check(model, table, output)
-        self.taps, self.rounds = taps, 4
+        self.aux_layers, self.rounds = aux_layers, 4
         self.ids_K = ids_K.to(table.device)
         self.module = Eagle3(
-            Eagle3Config(layer_config(model.config, inner), taps, len(ids_K)),
+            Eagle3Config(layer_config(model.config, inner), aux_layers, len(ids_K)),
             embedding_VE=table,
             output_KE=output.detach()[self.ids_K].float(),
             ids_K=self.ids_K,
         ).to(table.device, torch.float32)
-        _begin(self.module, model, len(taps))
+        _begin(self.module, model, len(aux_layers))
 
     def read(self, tokens_BT: Tensor, states: Sequence[Tensor], rounds: int) -> list[Tensor]:
         made = unroll(self.module, tokens_BT, states, rounds)
@@ -92,15 +96,15 @@ def _check(model: PreTrainedModel, table: Tensor, output: Tensor) -> None:
 
 
 @torch.no_grad()
-def _begin(head: Eagle3, model: PreTrainedModel, taps: int) -> None:
-    """First weights: the highest tap passes through, and the layer is the target's last one.
+def _begin(head: Eagle3, model: PreTrainedModel, aux_layers: int) -> None:
+    """First weights: the highest aux layer passes through, and the layer is the target's last one.
 
     Of a family whose layers have other parts or sizes what fits is taken; the rest stays random
     and small. After 30 steps on SmolLM2 held-out cross entropy was 4.0, from a random start 6.4.
     """
     width = head.width
     head.fc.weight.mul_(0.1)
-    head.fc.weight[:, width * (taps - 1) :] += torch.eye(width, device=head.device)
+    head.fc.weight[:, width * (aux_layers - 1) :] += torch.eye(width, device=head.device)
     last = dict(layer_subset.layers_of(model)[-1].named_parameters())
     first = next(iter(head.layers))
     for name, weight in first.named_parameters():
@@ -123,7 +127,7 @@ def _begin(head: Eagle3, model: PreTrainedModel, taps: int) -> None:
 class LayerStudent:
     """Some decoder layers of the target, trained to go without the others."""
 
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     rounds = 1
 
     def __init__(self, model: PreTrainedModel, ids_K: Tensor, layers: tuple[int, ...]) -> None:
@@ -183,10 +187,10 @@ def layer_config(config: PretrainedConfig, inner: int | None = None) -> LlamaCon
     )
 
 
-def usual_taps(layers: int) -> tuple[int, ...]:
+def usual_aux_layers(layers: int) -> tuple[int, ...]:
     """A low, a middle and a high layer, as EAGLE-3 has them.
 
-    >>> usual_taps(30), usual_taps(2)
+    >>> usual_aux_layers(30), usual_aux_layers(2)
     ((2, 15, 27), (0, 1))
     """
     return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
@@ -202,7 +206,7 @@ def unroll(
     entry of round r sees the entries of round 0 up to its own place, which stand for committed
     text, and at its own place those of the rounds before it: the tokens drafted so far.
 
-    `states` are the target's [B, T, E], one for each tap. At place t round r has read token
+    `states` are the target's [B, T, E], one for each aux layer. At place t round r has read token
     t + 1 + r, so its law is of token t + 2 + r; places too near the end repeat the last token and
     mean nothing.
     """

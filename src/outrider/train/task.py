@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from outrider.train.loop import Progress
+    from outrider.train.trainer import Progress
 
 KINDS = ("head", "layers")
 

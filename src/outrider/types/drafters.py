@@ -36,7 +36,7 @@ class Context(NamedTuple):
     inputs: Inputs | None = None  #: what the rows read besides their text
     #: tokens to copy from, -1 padded: what the request gives, or else the source's own
     reference_BS: Tensor | None = None
-    #: at `open`: the target's states [B, L - 1, E] of the prompts, one per tap of the drafter
+    #: at `open`: the target's states [B, L - 1, E] of the prompts, one per aux layer of the drafter
     hidden: tuple[Tensor, ...] = ()
     #: host constant: a draft model has not read at most so many tokens of any row, ahead of the
     #: pending one: what plain steps have emitted since the last proposal, one each, and prompts
@@ -95,7 +95,7 @@ class Drafter(Protocol):
         """
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """The target's states that it reads, at `open` and at every `commit`; none: ().
 
         k is the state after k layers, -1 the one that the logits are computed from
@@ -135,3 +135,24 @@ class Foreseeing(Drafter, Protocol):
 
         Called ahead of `propose` in the same step; the best n nodes are a draft of n nodes.
         """
+
+
+@runtime_checkable
+class Mixed(Foreseeing, Protocol):
+    """A drafter on the host that asks a draft model in some rows and steps, and copies in others.
+
+    A step's counts do not say which of the two a row's draft was; it does.
+    """
+
+    @property
+    def asked(self) -> LanguageModel:
+        """The draft model, or head."""
+
+    def by_model(self, memory: Any) -> Sequence[bool]:
+        """In which rows the draft that was committed last was the model's."""
+
+    def reads(self, memory: Any) -> int:
+        """Tokens that the model reads ahead of the next draft; 0 where no row asks it."""
+
+    def drop(self, memory: Any, rows: Sequence[int]) -> None:
+        """These rows ask the model no more."""

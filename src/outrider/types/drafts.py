@@ -120,7 +120,9 @@ class Scores(NamedTuple):
     """The target's laws at the N nodes of a draft, from one call."""
 
     laws: Laws
-    hidden: tuple[Tensor, ...] = ()  #: the target's states [B, N, E], one per tap of the drafter
+    hidden: tuple[
+        Tensor, ...
+    ] = ()  #: the target's states [B, N, E], one per aux layer of the drafter
     raw_BNV: Tensor | None = None  #: the model's own logits, where shaping changed them
     dead_BN: Tensor | None = None  #: nodes at which shaping forbids every token; `laws` is uniform
 

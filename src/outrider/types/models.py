@@ -23,7 +23,7 @@ class Output(NamedTuple):
     """What a model says of the nodes that it was asked for."""
 
     known_BQK: Tensor  #: logits of the tokens that its output layer knows
-    hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per tap that was asked for
+    hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per aux layer that was asked for
     ids_K: Tensor | None = None  #: which tokens these are; None: all, in their order
     vocab_size: int = 0  #: how many there are besides, if it knows some alone
 
@@ -130,7 +130,7 @@ class LanguageModel(Protocol):
 
     vocab_size: int  #: width of the logits it returns, cut to the tokenizer
     context: int  #: most positions it can address
-    taps: tuple[int, ...]  #: states of another model that it reads, as a head does; (): none
+    aux_layers: tuple[int, ...]  #: states of another model that it reads, as a head does; (): none
     follows: bool  #: whether it keeps entries of the text: heads on states alone do not
 
     @property
@@ -166,12 +166,12 @@ class LanguageModel(Protocol):
         """An empty cache, which owns what the model has read of the inputs."""
 
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
 
-        Their states [B, Q, E] at each of the taps come along: k is the state after k layers (0: the
-        embeddings), -1 the state that the logits are computed from, behind the last norm.
+        Their states [B, Q, E] at each of the aux layers come along: k is the state after k layers
+        (0: the embeddings), -1 the state that the logits are computed from, behind the last norm.
         """
 
     def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
@@ -186,7 +186,7 @@ class LanguageModel(Protocol):
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
     ) -> None:
-        """Be told the other model's states [B, Q, E] at its taps of the tokens in these slots.
+        """Be told the other model's states [B, Q, E] at its aux layers of these slots' tokens.
 
         `positions` are theirs in the text. The slots lie below `wide`. Those below `known_B` hold
         committed tokens from now on, all of which have been told.

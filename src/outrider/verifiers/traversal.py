@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.ops.reference.laws import EMPTY
+from outrider.ops.reference.probs import EMPTY
 from outrider.types import UNCOUPLED, Draft, DrawKind, Draws, Outcome, Scores, Tree, Verdict
 from outrider.verifiers import chain
 from outrider.verifiers.block import BlockVerifier

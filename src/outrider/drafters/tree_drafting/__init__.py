@@ -8,7 +8,7 @@ from outrider.drafters.tree_drafting.builder import (
     pending,
     selected,
 )
-from outrider.drafters.tree_drafting.loop import (
+from outrider.drafters.tree_drafting.growth import (
     DrawKeys,
     Policy,
     ProposalSource,

@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider import arguments, ops
 from outrider.drafters import recipes
 from outrider.drafters.tree_drafting.builder import Children, declare, pending, selected
-from outrider.drafters.tree_drafting.loop import DrawKeys, ProposalSource, expand
+from outrider.drafters.tree_drafting.growth import DrawKeys, ProposalSource, expand
 from outrider.drafters.tree_drafting.shapes import TreeLevel, ragged
 from outrider.errors import ConfigurationError
 from outrider.tree import numbers

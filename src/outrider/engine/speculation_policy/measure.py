@@ -236,7 +236,7 @@ def _roomy(engine: Stepping, batch: Batch, shape: DraftShape) -> Batch:
     """
     state = batch.take(range(batch.rows))
     draft = propose(engine.drafter, state, shape)
-    scores = score(engine.target, state, draft, engine.drafter.taps)
+    scores = score(engine.target, state, draft, engine.drafter.aux_layers)
     length_B = state.context.length_B
     as_before = (length_B - _PERIOD).clamp(min=0)[:, None]
     nothing = length_B.new_full((batch.rows, draft.tree.max_depth), -1)

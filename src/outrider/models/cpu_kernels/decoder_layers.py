@@ -121,12 +121,12 @@ class DecoderLayers:
         sources: tuple[Tensor, Tensor, int],
         state: Tensor,
         x: Tensor,
-        taps: Sequence[int],
+        aux_layers: Sequence[int],
     ) -> dict[int, Tensor]:
         """Run them over `state` [B, Q, E] and what the first reads of it, `x`, in their places.
 
         `sources` are the table of keys and values, how many states each row has (int64), and how
-        many there may be. Returns the states ahead of the layers `taps`.
+        many there may be. Returns the states ahead of the layers `aux_layers`.
         """
         shape = call.of.shape
         heads, size = shape.heads, shape.size
@@ -142,7 +142,7 @@ class DecoderLayers:
             raise TypeError(f"float32 states of {self.width} are wanted; got {state.dtype} {width}")
         if not (state.is_contiguous() and x.is_contiguous()):
             raise ValueError("states are to lie in one piece")
-        kept = {tap: torch.empty_like(state) for tap in taps if tap >= 0}
+        kept = {layer: torch.empty_like(state) for layer in aux_layers if layer >= 0}
         plane, seat, head, _ = table.stride()
         lie = _Sources(most, plane, seat, head, table.data_ptr(), slots_B.data_ptr())
         keys = self._pointers(*(k.data_ptr() for k, _ in each))

@@ -23,7 +23,7 @@ from outrider.types import Nodes
 class StateHead(Protocol):
     """A module that makes a token's entry from the token and the state before it."""
 
-    taps: tuple[int, ...]  #: the target's states that it reads
+    aux_layers: tuple[int, ...]  #: the target's states that it reads
     depth: int  #: how many layers write cache entries
     width: int  #: of its states
     window: int | None  #: how many positions back its attention reaches; None: all
@@ -41,7 +41,7 @@ class StateHead(Protocol):
         """Dtype of its weights."""
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
-        """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
+        """One state [B, Q, E] of the target's states [B, Q, E'] at the aux layers."""
 
     def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
         """Write entries of nodes, each with the state of the token before it.
@@ -86,7 +86,7 @@ class AutoregressiveHead:
     follows = True
 
     def __init__(self, head: StateHead) -> None:
-        self.head, self.taps, self.ids_K = head, head.taps, head.ids_K
+        self.head, self.aux_layers, self.ids_K = head, head.aux_layers, head.ids_K
         self.device, self.dtype = head.device, head.dtype
 
     def open(self, rows: int, capacity: int) -> HeadCache:

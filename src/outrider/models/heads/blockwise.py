@@ -104,7 +104,7 @@ class ParallelHead:
     """
 
     follows = False
-    taps: tuple[int, ...] = (-1,)
+    aux_layers: tuple[int, ...] = (-1,)
 
     def __init__(self, heads: Blockwise) -> None:
         self.heads, self.ids_K = heads, heads.ids_K

@@ -44,7 +44,7 @@ class ChainedLayers(StateHead, Protocol):
 class ChainedHead(AutoregressiveHead):
     """A `HeadRunner` over layers of which each one drafts at a depth of its own.
 
-    >>> HeadModel(ChainedHead(Mtp(layers)), vocab_size=129280).taps     # doctest: +SKIP
+    >>> HeadModel(ChainedHead(Mtp(layers)), vocab_size=129280).aux_layers     # doctest: +SKIP
     (-1,)
     """
 

@@ -46,7 +46,7 @@ class DFlashConfig:
     """What a DFlash head computes.
 
     layer             transformers' configuration of its layers, a Qwen3's or a Llama's
-    taps              the target's states that it reads, as `LanguageModel.forward` counts them
+    aux_layers        the target's states that it reads, as `LanguageModel.forward` counts them
     block             the pending token and the masks behind it
     mask              token whose embedding stands for a mask
     draft_vocab_size  how many tokens it can propose
@@ -54,7 +54,7 @@ class DFlashConfig:
     """
 
     layer: PretrainedConfig
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     block: int
     mask: int
     draft_vocab_size: int
@@ -101,7 +101,7 @@ class DFlash(DraftHead):
         wide, eps = int(inner.hidden_size), inner.rms_norm_eps
         super().__init__(inner.vocab_size, wide, embedding_VE, output_KE)
         self.config = config
-        self.fc = nn.Linear(len(config.taps) * wide, wide, bias=False)
+        self.fc = nn.Linear(len(config.aux_layers) * wide, wide, bias=False)
         self.hidden_norm = kind.norm(wide, eps=eps)
         self.layers = nn.ModuleList(
             kind.layer(inner, number) for number in range(inner.num_hidden_layers)
@@ -112,7 +112,7 @@ class DFlash(DraftHead):
         self._size = int(inner.head_dim or wide // inner.num_attention_heads)
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
-        """The context [B, Q, E] of the target's states [B, Q, E] at the taps."""
+        """The context [B, Q, E] of the target's states [B, Q, E] at the aux layers."""
         fused: Tensor = self.hidden_norm(self.fc(torch.cat(list(hidden), -1)))
         return fused
 
@@ -161,7 +161,7 @@ class MaskedBlockHead:
     ahead = 1  #: how far the place is whose state says what is behind a node
 
     def __init__(self, head: DFlash) -> None:
-        self.head, self.taps, self.ids_K = head, head.config.taps, head.ids_K
+        self.head, self.aux_layers, self.ids_K = head, head.config.aux_layers, head.ids_K
         self.device, self.dtype = head.fc.weight.device, head.fc.weight.dtype
 
     def open(self, rows: int, capacity: int) -> HeadCache:
@@ -321,9 +321,9 @@ class DFlashSource(TargetBoundSource):
         layers, wide = int(decoder.num_hidden_layers), int(decoder.hidden_size)
         known = vocabulary_of(target.config)
         asked = self._speculators if "speculators_model_type" in fields else self._authors
-        layer, taps, mask, sights = asked(fields, layers)
+        layer, aux_layers, mask, sights = asked(fields, layers)
         self.config: PretrainedConfig = layer
-        formats.fits(self.given, taps, layers)
+        formats.fits(self.given, aux_layers, layers)
         if layer.hidden_size != wide:
             given_width = f"width {layer.hidden_size}, for a target of width {wide}"
             raise formats.unfit(self.given, given_width, "use it with the target of that width")
@@ -332,7 +332,7 @@ class DFlashSource(TargetBoundSource):
         if not isinstance(block, int) or block < 2 or not isinstance(mask, int):
             do = "give a whole checkpoint"
             raise formats.unfit(self.given, f"block_size={block!r}, mask_token_id={mask!r}", do)
-        self._asked = DFlashConfig(layer, taps, block, mask, int(size), sights)
+        self._asked = DFlashConfig(layer, aux_layers, block, mask, int(size), sights)
 
     def _speculators(
         self, fields: Mapping[str, Any], layers: int
@@ -346,8 +346,8 @@ class DFlashSource(TargetBoundSource):
         layer = formats.layers_as(self.given, inner, slides=True)
         causal = not fields.get("sliding_window_non_causal")
         sights = sights_of(self.given, layer, inner.get("sliding_window"), causal)
-        taps = tuple(fields.get("aux_hidden_state_layer_ids") or ())
-        return layer, taps, fields["mask_token_id"], sights
+        aux_layers = tuple(fields.get("aux_hidden_state_layer_ids") or ())
+        return layer, aux_layers, fields["mask_token_id"], sights
 
     def _authors(
         self, fields: Mapping[str, Any], layers: int

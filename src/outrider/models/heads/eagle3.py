@@ -1,8 +1,8 @@
 """EAGLE-3 heads (Li et al. 2025): a decoder layer over the next token and the target's own states.
 
 Entry p of a head is made of token p and of what the target made of the tokens before it, its states
-at p - 1 after some layers (`taps`), fused into one by a product. Its output is the law of token
-p + 1, and takes the place of the target's state below a token that was drafted:
+at p - 1 after some layers (`aux_layers`), fused into one by a product. Its output is the law of
+token p + 1, and takes the place of the target's state below a token that was drafted:
 
     fused_p = fc(states_{p-1})                        # committed tokens
     x_p     = layers(embedding(token_p), fused_p)     # of drafted tokens: x of the token before
@@ -64,7 +64,7 @@ class Eagle3Config:
 
     layer                 transformers' configuration of its decoder layers, a Llama's or a Qwen3's;
                           `vocab_size` is the target's
-    taps                  the target's states that it reads: numbers of layers, as
+    aux_layers                  the target's states that it reads: numbers of layers, as
                           `LanguageModel.forward` counts them
     draft_vocab_size      how many tokens it can propose
     target_width          width of the target's states; None: its own
@@ -75,7 +75,7 @@ class Eagle3Config:
     """
 
     layer: PretrainedConfig
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     draft_vocab_size: int
     target_width: int | None = None
     norm_before_residual: bool = False
@@ -116,7 +116,7 @@ class Eagle3(DraftHead):
         super().__init__(inner.vocab_size, wide, embedding_VE, output_KE)
         self.config = dataclasses.replace(config, layer=inner)
         each = config.target_width or wide
-        count = len(config.taps)
+        count = len(config.aux_layers)
         if config.norm_before_fc:
             self.input_norm = kind.norm(count * each, eps=eps)
         if config.fc_norm:
@@ -124,7 +124,7 @@ class Eagle3(DraftHead):
         self.fc = nn.Linear(count * each, wide, bias=False)
         rest = (kind.layer(inner, number) for number in range(1, inner.num_hidden_layers))
         self.layers = nn.ModuleList([_First(self.config), *rest])
-        self.taps, self.depth = config.taps, len(self.layers)
+        self.aux_layers, self.depth = config.aux_layers, len(self.layers)
         self.norm = kind.norm(wide, eps=eps)
         if ids_K is None and config.draft_vocab_size < inner.vocab_size:
             ids_K = torch.arange(config.draft_vocab_size)
@@ -143,7 +143,7 @@ class Eagle3(DraftHead):
         return self.fc.weight.dtype
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
-        """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
+        """One state [B, Q, E] of the target's states [B, Q, E'] at the aux layers."""
         fused: Tensor = self.fc(self.joined(hidden))
         return fused
 
@@ -270,7 +270,7 @@ class Eagle3Cpu:
 
     def __init__(self, head: Eagle3, packed: bool, positions: int, int8: bool = False) -> None:
         config = head.config.layer
-        self.taps, self.depth, self.width = head.taps, head.depth, head.width
+        self.aux_layers, self.depth, self.width = head.aux_layers, head.depth, head.width
         self.ids_K, self.device, self.dtype = head.ids_K, head.device, head.dtype
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -290,7 +290,7 @@ class Eagle3Cpu:
         self.module, self._fc = head, product(head.fc.weight, None, packed, int8)
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
-        """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
+        """One state [B, Q, E] of the target's states [B, Q, E'] at the aux layers."""
         return self._fc(self.module.joined(hidden))
 
     def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:

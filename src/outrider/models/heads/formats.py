@@ -141,10 +141,10 @@ def read(
         raise unfit(folder, "no tensor fc.weight", "give a folder with an EAGLE-3 head")
     wide = int(target.hidden_size)
     states = weights["fc.weight"].shape[1]
-    if states != len(config.taps) * wide or config.target_width not in (None, wide):
+    if states != len(config.aux_layers) * wide or config.target_width not in (None, wide):
         raise unfit(
             folder,
-            f"{states} inputs of fc for {len(config.taps)} states of width "
+            f"{states} inputs of fc for {len(config.aux_layers)} states of width "
             f"{config.target_width or wide}, and a target of width {wide}",
             "use it with the target that it was made for",
         )
@@ -166,7 +166,7 @@ def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
         "speculators_model_type": "eagle3",
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_width,
-        _LAYERS: list(config.taps),
+        _LAYERS: list(config.aux_layers),
         **{flag: vars(config)[flag] for flag in FLAGS},
         "transformer_layer_config": config.layer.to_dict(),
         "speculators_config": {
@@ -204,12 +204,12 @@ def _config(
     folder: Path, fields: Mapping[str, Any], layer: Any, ids: Any, layers: int
 ) -> Eagle3Config:
     config = layers_as(folder, layer)
-    taps = tuple(ids) if ids else (2, layers // 2, layers - 3)
-    fits(folder, taps, layers)
+    aux_layers = tuple(ids) if ids else (2, layers // 2, layers - 3)
+    fits(folder, aux_layers, layers)
     flags = {flag: bool(fields.get(flag)) for flag in FLAGS}
     width = fields.get("target_hidden_size")
     size = fields.get("draft_vocab_size") or config.vocab_size
-    return Eagle3Config(config, taps, int(size), width, **flags)
+    return Eagle3Config(config, aux_layers, int(size), width, **flags)
 
 
 def layers_as(folder: Path, layer: Any, slides: bool = False) -> PretrainedConfig:
@@ -230,11 +230,11 @@ def layers_as(folder: Path, layer: Any, slides: bool = False) -> PretrainedConfi
     return AutoConfig.for_model(layer["model_type"], **rest)
 
 
-def fits(folder: Path, taps: tuple[int, ...], layers: int) -> None:
+def fits(folder: Path, aux_layers: tuple[int, ...], layers: int) -> None:
     """Refuse states that a target of so many layers does not have."""
-    if not all(isinstance(tap, int) and 0 <= tap < layers for tap in taps):
+    if not all(isinstance(layer, int) and 0 <= layer < layers for layer in aux_layers):
         do = "use it with the target that it was made for"
-        raise unfit(folder, f"states of layers {taps}, for a target of {layers} layers", do)
+        raise unfit(folder, f"states of layers {aux_layers}, for a target of {layers} layers", do)
 
 
 def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int) -> Tensor | None:

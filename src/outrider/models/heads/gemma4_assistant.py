@@ -91,7 +91,7 @@ def kv_layers(decoder: nn.Module, config: PretrainedConfig) -> list[KVLayer]:
 class KVSharedHead:
     """A `HeadRunner` over an assistant beside its target.
 
-    >>> HeadModel(KVSharedHead(assistant, target), vocab_size=262144).taps  # doctest: +SKIP
+    >>> HeadModel(KVSharedHead(assistant, target), vocab_size=262144).aux_layers  # doctest: +SKIP
     (23, 22, -1)
     """
 
@@ -104,7 +104,7 @@ class KVSharedHead:
         decoder = target.get_decoder()
         self._rotary = decoder.get_submodule("rotary_emb")
         self._layers = kv_layers(decoder, decoder_of(target.config))
-        self.taps = (*(one.number for one in self._layers), -1)
+        self.aux_layers = (*(one.number for one in self._layers), -1)
         self.width = int(assistant.config.backbone_hidden_size)
         self._window = int(decoder_of(assistant.config).sliding_window)
         self.device = torch.device(assistant.device)
@@ -268,7 +268,7 @@ class Gemma4AssistantSource(TargetBoundSource):
         model = self.target.model(setting.dtype, device)
         assistant = self._loaded(setting.dtype, device)
         head = KVSharedHead(assistant, model)
-        self._check_sizes(assistant, head.taps, model)
+        self._check_sizes(assistant, head.aux_layers, model)
         return HeadModel(head, vocab)
 
     def _loaded(self, dtype: str, device: torch.device) -> PreTrainedModel:
@@ -292,7 +292,7 @@ class Gemma4AssistantSource(TargetBoundSource):
         return made.eval()
 
     def _check_sizes(
-        self, assistant: PreTrainedModel, taps: tuple[int, ...], model: PreTrainedModel
+        self, assistant: PreTrainedModel, aux_layers: tuple[int, ...], model: PreTrainedModel
     ) -> None:
         """Refuse an assistant whose queries do not fit the target's keys."""
         have = {

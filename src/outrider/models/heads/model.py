@@ -121,7 +121,7 @@ def read_states(
 class HeadRunner(Protocol):
     """Keeps what a head is told, and makes laws of it."""
 
-    taps: tuple[int, ...]  #: the target's states that it reads
+    aux_layers: tuple[int, ...]  #: the target's states that it reads
     follows: bool  #: whether it keeps entries of the text, too
     ids_K: Tensor | None  #: the tokens that it can propose; None: all
     device: torch.device  #: where its weights lie
@@ -151,7 +151,7 @@ class HeadRunner(Protocol):
 class HeadModel:
     """A `LanguageModel` over a head. Its law of a token that it cannot propose is 0.
 
-    >>> HeadModel(AutoregressiveHead(head), vocab_size=49152).taps  # doctest: +SKIP
+    >>> HeadModel(AutoregressiveHead(head), vocab_size=49152).aux_layers  # doctest: +SKIP
     (2, 15, 27)
     """
 
@@ -161,8 +161,9 @@ class HeadModel:
 
     def __init__(self, runner: HeadRunner, vocab_size: int, context: int = 1 << 30) -> None:
         self.runner, self.vocab_size, self.context = runner, vocab_size, context
-        self.taps, self.follows = runner.taps, runner.follows
+        self.aux_layers, self.follows = runner.aux_layers, runner.follows
         self.device, self.dtype = runner.device, runner.dtype
+        self.learn, self.keep = runner.learn, runner.keep
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: what a draft is rounded to is of no account."""
@@ -187,29 +188,14 @@ class HeadModel:
             self.examine(inputs)
         return self.runner.open(rows, capacity)
 
-    def learn(
-        self,
-        cache: Any,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
-        self.runner.learn(cache, slots_BQ, positions_BQ, wide, hidden, known_B)
-
-    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move what it was told of accepted paths next to their roots."""
-        self.runner.keep(cache, first_B, path_BD)
-
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
     ) -> Output:
         """The logits [B, Q, V] of (the last `last` of) Q nodes."""
-        if taps:
+        if aux_layers:
             raise ConfigurationError(
-                f"a head has no layers to read states of; got taps={taps}; read the target's"
+                f"a head has no layers to read states of; got aux_layers={aux_layers}; read "
+                "the target's"
             )
         logits = self.runner.logits(cache, nodes, last)
         return fitted(logits, (), self.runner.ids_K, self.vocab_size)

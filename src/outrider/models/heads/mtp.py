@@ -126,11 +126,11 @@ MTP = "mtp"  #: the draft of a target that brings such a layer
 class Mtp:
     """Layers of multi-token prediction, as transformers' `MtpModel` holds them.
 
-    >>> Mtp(MtpModel.from_pretrained(target)).taps                      # doctest: +SKIP
+    >>> Mtp(MtpModel.from_pretrained(target)).aux_layers                      # doctest: +SKIP
     (-1,)
     """
 
-    taps: tuple[int, ...] = (-1,)
+    aux_layers: tuple[int, ...] = (-1,)
     ids_K: Tensor | None = None
 
     def __init__(self, model: Any) -> None:

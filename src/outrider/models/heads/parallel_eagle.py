@@ -29,7 +29,7 @@ DEPTH = 8  #: tokens that are guessed at once, where a checkpoint does not say h
 
 
 class ParallelEagle(Eagle3):
-    """An EAGLE-3 head with a vector `mask_hidden` [1, 1, taps E'] for what has no states."""
+    """An EAGLE-3 head with a vector `mask_hidden` [1, 1, aux_layers E'] for what has no states."""
 
     def __init__(self, config: Eagle3Config, **lent: Tensor | None) -> None:
         super().__init__(config, **lent)
@@ -46,7 +46,7 @@ class ParallelDraftingHead(AutoregressiveHead):
         super().__init__(head)
         self._mask, self._masks = mask, depth - 1
         with torch.inference_mode(False), torch.no_grad():
-            hidden = module.mask_hidden.chunk(len(self.taps), -1)
+            hidden = module.mask_hidden.chunk(len(self.aux_layers), -1)
             self._state_11E = head.fuse([state.to(self.dtype) for state in hidden])
 
     def open(self, rows: int, capacity: int) -> HeadCache:

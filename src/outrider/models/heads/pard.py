@@ -79,7 +79,7 @@ class ParallelDraftModel(ModelWrapper[TreeDecoder]):
         nodes: Nodes,
         *,
         last: int | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """The logits [B, Q or last, V]: behind text by a call with masks behind it, and behind
         drafted nodes as that call guessed them; -inf where it guessed none."""

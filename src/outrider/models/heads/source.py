@@ -43,7 +43,9 @@ class HeadSource(TargetBoundSource):
         super().__init__(target, Path(given))
         decoder = decoder_of(target.config)
         self._read = formats.read(self.given, decoder, self.kind, self.fields)
-        self._taps: tuple[int, ...] | None = self._read.config.taps if self._read.sure else None
+        self._aux_layers: tuple[int, ...] | None = (
+            self._read.config.aux_layers if self._read.sure else None
+        )
         self.draft_dtype = self._read.draft_dtype  #: what it is best kept in; None: as the target
         self.config: PretrainedConfig = self._read.config.layer
         size, vocab = self._read.config.draft_vocab_size, int(self.config.vocab_size)
@@ -55,9 +57,9 @@ class HeadSource(TargetBoundSource):
     ) -> HeadModel:
         """The head as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
-        if self._taps is None:
-            self._taps = self._measured(model, setting.dtype)
-        head = self.head(model, self._taps, setting.dtype)
+        if self._aux_layers is None:
+            self._aux_layers = self._measured(model, setting.dtype)
+        head = self.head(model, self._aux_layers, setting.dtype)
         int8 = setting.draft_dtype == "int8"
         if eagle3.fits(head):
             positions = read(decoder_of(self.target.config), "max_position_embeddings", int) or 0
@@ -75,9 +77,9 @@ class HeadSource(TargetBoundSource):
         """What drafts with it; `head` may be a faster form of the module."""
         return AutoregressiveHead(head)
 
-    def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
+    def head(self, model: PreTrainedModel, aux_layers: tuple[int, ...], dtype: str) -> Eagle3:
         """The module with its weights, reading these states of its target."""
-        config = dataclasses.replace(self._read.config, taps=taps)
+        config = dataclasses.replace(self._read.config, aux_layers=aux_layers)
         weights = self._read.weights
         embedding, output = model.get_input_embeddings().weight, None
         if "embed_tokens.weight" in weights:
@@ -112,9 +114,9 @@ class HeadSource(TargetBoundSource):
 
         By how much its laws and the target's overlap on a text, state by state.
         """
-        taps = self._read.config.taps
+        aux_layers = self._read.config.aux_layers
         layers = int(decoder_of(model.config).num_hidden_layers)
-        ways = [taps, tuple(tap + 1 for tap in taps)]
+        ways = [aux_layers, tuple(layer + 1 for layer in aux_layers)]
         ways = [way for way in ways if max(way) < layers]
         tokens = self._text(model.device)
         return max(ways, key=lambda way: overlap(self.head(model, way, dtype), model, tokens))
@@ -127,9 +129,9 @@ class HeadSource(TargetBoundSource):
         return torch.tensor([tokenizer(_TEXT)["input_ids"]], device=device)
 
     def __str__(self) -> str:
-        if self._taps is None or self._read.sure:
+        if self._aux_layers is None or self._read.sure:
             return str(self.given)
-        return f"{self.given} (states after {', '.join(map(str, self._taps))} layers)"
+        return f"{self.given} (states after {', '.join(map(str, self._aux_layers))} layers)"
 
 
 @torch.inference_mode()
@@ -139,7 +141,7 @@ def overlap(head: Eagle3, model: PreTrainedModel, tokens_1T: Tensor) -> float:
     `p` is the target's law of each token, `q` the head's, from the target's own states.
     """
     told = model(input_ids=tokens_1T, output_hidden_states=True)
-    hidden = [told.hidden_states[tap][:, :-1] for tap in head.taps]
+    hidden = [told.hidden_states[layer][:, :-1] for layer in head.aux_layers]
     mine = head.logits(head(tokens_1T[:, 1:], head.fuse(hidden))).float().softmax(-1)
     theirs = told.logits[:, 1:].float().softmax(-1)
     if head.ids_K is not None:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from outrider.models.config import read
 from outrider.models.recurrent import MIXERS
 from outrider.models.recurrent.states import Recurrence, RecurrentStates
 
@@ -78,8 +79,8 @@ def asked() -> StateHandle | None:
 
 def handle_of(cache: object, mixer: Any) -> StateHandle | None:
     """The handle of a mixer's state, if the cache that it is given is one of ours."""
-    states = getattr(cache, "recurrent", None)
-    if not isinstance(states, RecurrentStates):
+    states = read(cache, "recurrent", RecurrentStates)
+    if states is None:
         return None
     numbers = cache.numbers  # type: ignore[attr-defined]
     return StateHandle(states, numbers[mixer.layer_idx])

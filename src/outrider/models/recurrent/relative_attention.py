@@ -117,7 +117,7 @@ def wrap_scaled_attention(theirs: Function) -> Function:
 
 
 def wrap_convolution(theirs: Function) -> Function:
-    """`Inkling2DynamicShortConvolution.forward` over windows: taps of each token's own."""
+    """`Inkling2DynamicShortConvolution.forward` over windows: aux_layers of each token's own."""
 
     def forward(
         self: Any,
@@ -134,9 +134,9 @@ def wrap_convolution(theirs: Function) -> Function:
         size, x_BQC = self.conv_kernel_size, hidden_states.float()
         own = self.weight_proj(dynamic_input).float()
         own = own.view(*x_BQC.shape[:2], self.num_heads, 1, size)
-        taps = self.static_weight.float().T.view(self.num_heads, -1, size) + own
+        aux_layers = self.static_weight.float().T.view(self.num_heads, -1, size) + own
         windows = handle[:, self.conv_idx].windows(x_BQC.mT, size).flip(-1).transpose(1, 2)
-        mixed = (windows.reshape(*taps.shape) * taps).sum(-1).reshape(x_BQC.shape)
+        mixed = (windows.reshape(*aux_layers.shape) * aux_layers).sum(-1).reshape(x_BQC.shape)
         return ((mixed + x_BQC) / math.sqrt(2 * size + 1)).to(hidden_states.dtype)
 
     return forward

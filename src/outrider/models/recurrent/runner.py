@@ -55,11 +55,11 @@ class RecurrentRunner(TransformersRunner):
         self.means = f"{self.means}, states by {_kernel(found, self.device)}"
 
     def __call__(
-        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+        self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits of the (last) nodes, and their states at the taps."""
+        """Logits of the (last) nodes, and their states at the aux layers."""
         try:
-            return super().__call__(cache, nodes, last, taps)
+            return super().__call__(cache, nodes, last, aux_layers)
         finally:
             ask(None)  # or a call of the user's own would meet the last layer's handle
 
@@ -90,12 +90,12 @@ class RecurrentMultiModalRunner(MultiModalRunner, RecurrentRunner):
         cache: SlotCache,
         prompt: Sequence[int],
         inputs: MultiModalInputs,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
         known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         try:
-            return super().read_media(cache, prompt, inputs, taps, known)
+            return super().read_media(cache, prompt, inputs, aux_layers, known)
         finally:
             ask(None)
 

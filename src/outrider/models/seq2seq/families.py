@@ -167,7 +167,7 @@ class T5Gemma2Runner(Seq2SeqRunner):
         source: dict[str, object],
         mask: Mask | None = None,
         positions_BQ: Tensor | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> ModelOutput:
         """Beside our additive masks the source's is one, too, where all of it is there."""
         if isinstance(mask, dict) and "attention_mask" not in source:
@@ -176,7 +176,7 @@ class T5Gemma2Runner(Seq2SeqRunner):
             source = source | {
                 "attention_mask": states.new_zeros(rows, 1, queries, states.shape[1])
             }
-        return super()._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
+        return super()._ask(tokens_BQ, past, source, mask, positions_BQ, aux_layers)
 
 
 class _ProjectedReader(EncoderReader):

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
-from outrider.models.config import read, states_width
+from outrider.models.config import decoder_of, read, states_width
 from outrider.models.decoder import additive
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating, instead
@@ -243,6 +243,8 @@ class Seq2SeqRunner(TransformersRunner):
 
     def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
         """`shares` leaves the model's encoder unused: states come from the target's."""
+        if decoder_of(model.config).model_type in BEHIND_PADDING:
+            self.first_position = None
         super().__init__(model)
         self._decoder: torch.nn.Module = model.get_decoder()
         self._named = self._takes_positions()
@@ -251,10 +253,6 @@ class Seq2SeqRunner(TransformersRunner):
         self.tracks = self.tracks or any(patch.by_key for patch in self._patches)
         wide, kind = states_width(model.config), StatesReader if shares else self.encoder
         self.reader: EncoderReader | StatesReader = kind(model, self.crossed, wide)
-
-    def _first_position(self) -> int:
-        behind = self.config.model_type in BEHIND_PADDING
-        return int(self.config.pad_token_id) + 1 if behind else 0
 
     def _takes_positions(self) -> bool:
         """Whether positions go by argument: by name, or by prefix to a decoder of its own kind."""
@@ -319,7 +317,7 @@ class Seq2SeqRunner(TransformersRunner):
         source: dict[str, object],
         mask: Mask | None = None,
         positions_BQ: Tensor | None = None,
-        taps: tuple[int, ...] = (),
+        aux_layers: tuple[int, ...] = (),
     ) -> ModelOutput:
         """What the model's own forward returns."""
         text: dict[str, object] = {"input_ids": tokens_BQ, "attention_mask": mask}
@@ -329,7 +327,7 @@ class Seq2SeqRunner(TransformersRunner):
         return self.model(
             **named,
             **source,
-            **layers_asked(taps),
+            **layers_asked(aux_layers),
             past_key_values=past,
             use_cache=past is not None,
         )
@@ -341,7 +339,7 @@ class Seq2SeqRunner(TransformersRunner):
         positions_BQ: Tensor,
         mask: Mask | None,
         last: int | None,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> Output:
         crossed = cache.inputs
         if not isinstance(crossed, CrossAttentionCache):
@@ -350,10 +348,10 @@ class Seq2SeqRunner(TransformersRunner):
             )
         past = EncoderDecoderCache(cache, crossed.cache())
         source = self.given(crossed.states(), crossed.seen(tokens_BQ.shape[1]))
-        with evaluating(self.model, self._parts), self._listening(-1 in taps, last) as heard:
-            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
+        with evaluating(self.model, self._parts), self._listening(-1 in aux_layers, last) as heard:
+            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, aux_layers)
         logits: Tensor = output.logits
-        return Output(logits, self._tapped(taps, heard, output, logits.shape[1]))
+        return Output(logits, self._aux_states(aux_layers, heard, output, logits.shape[1]))
 
     @contextmanager
     def around(

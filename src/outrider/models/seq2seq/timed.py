@@ -71,7 +71,7 @@ class TimedRunner(Seq2SeqRunner, ABC):
         positions_BQ: Tensor,
         mask: Mask | None,
         last: int | None,
-        taps: tuple[int, ...],
+        aux_layers: tuple[int, ...],
     ) -> Output:
         rows = cache.inputs
         if not isinstance(rows, MomentRows):
@@ -79,7 +79,7 @@ class TimedRunner(Seq2SeqRunner, ABC):
                 f"{self.name} reads a recording beside its text; got rows without one; give inputs"
             )
         with self.heard(tokens_BQ, positions_BQ, rows) as ids:
-            return TransformersRunner._run(self, cache, ids, positions_BQ, mask, last, taps)
+            return TransformersRunner._run(self, cache, ids, positions_BQ, mask, last, aux_layers)
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
         """Logits of a whole text by the model's own forward; windows are those of `generate`."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider.ops.cpu import compiled, host_tables
-from outrider.ops.reference.laws import floors as reference_floors
-from outrider.ops.reference.laws import least, partial, unscaled
+from outrider.ops.reference.probs import floors as reference_floors
+from outrider.ops.reference.probs import least, partial, unscaled
 from outrider.row_params import SamplingRows
 from outrider.types import Laws
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops.cpu.host_tables import per_thread
-from outrider.ops.reference.laws import EMPTY
+from outrider.ops.reference.probs import EMPTY
 from outrider.types import Host, Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]

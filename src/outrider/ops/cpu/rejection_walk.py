@@ -14,7 +14,7 @@ import numpy as np
 from outrider.noise import Purpose
 from outrider.ops.cpu import host_tables, keys
 from outrider.ops.cpu.law_slices import WeightRows, excess, pick, scratch, total
-from outrider.ops.reference.laws import EMPTY
+from outrider.ops.reference.probs import EMPTY
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 LARGEST = 3e38  #: largest factor of a row that float32 holds

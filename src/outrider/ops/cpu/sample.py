@@ -28,7 +28,7 @@ from outrider.ops.cpu.law_slices import (
     running,
 )
 from outrider.ops.reference import draws as reference
-from outrider.ops.reference.laws import hot as hot_rows
+from outrider.ops.reference.probs import hot as hot_rows
 from outrider.types import Laws
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider import noise
 from outrider.noise import exponentials
-from outrider.ops.reference.laws import hot, scaled, select
+from outrider.ops.reference.probs import hot, scaled, select
 from outrider.tree import numbers
 from outrider.types import Laws
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from outrider.ops.reference.laws import residual
+from outrider.ops.reference.probs import residual
 from outrider.tree import numbers
 from outrider.types import FAULT, RUNNING, STOP, Draft, Ends, Scores, StepTensors, Verdict
 

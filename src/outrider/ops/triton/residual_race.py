@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.ops.reference.laws import EMPTY as _EMPTY
+from outrider.ops.reference.probs import EMPTY as _EMPTY
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import workspace
 from outrider.ops.triton.law_slices import law

@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.drafters.draft_model import model_of
 from outrider.drafters.layer_skip import LayerSkip
-from outrider.drafters.tree_drafting.loop import inputs_for
+from outrider.drafters.tree_drafting.growth import inputs_for
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
 from outrider.models.prefill import causal, ingest
@@ -160,7 +160,7 @@ class DraftGuesses:
 
     def __call__(self, texts: Sequence[CertifiedText], sampling: SamplingParams) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
-        if self.model is not None and not self.drafter.taps and not self.flat:
+        if self.model is not None and not self.drafter.aux_layers and not self.flat:
             return law(self.model, of_draft(self.model, texts), sampling)
         flat = flatter(self.target, texts, sampling)
         if self.flat:
@@ -189,14 +189,19 @@ class DraftGuesses:
 
     def _told(self, tokens_BL: Tensor, count: int, inputs: Inputs | None) -> list[Tensor]:
         """The target's states of `count` tokens, one for each that the drafter reads."""
-        taps, rows = self.drafter.taps, len(tokens_BL)
-        if not taps:
+        aux_layers, rows = self.drafter.aux_layers, len(tokens_BL)
+        if not aux_layers:
             return []
         device = torch.device(self.target.device)
         cache = self.target.open(rows, tokens_BL.shape[1], inputs)
         settled_B = torch.full((rows,), count, device=device)
         chunks = ingest(
-            self.target, cache, tokens_BL.to(device), count, settled_B=settled_B, taps=taps
+            self.target,
+            cache,
+            tokens_BL.to(device),
+            count,
+            settled_B=settled_B,
+            aux_layers=aux_layers,
         )
         return [torch.cat(states, 1).to(tokens_BL.device) for states in zip(*chunks, strict=True)]
 

@@ -48,7 +48,7 @@ class Lookahead:
     tried: int = 3
     kept: int = 64  #: n-grams of the pool
     name: ClassVar[str] = "lookahead"
-    taps: ClassVar[tuple[int, ...]] = ()
+    aux_layers: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from outrider.cli.console import Show
 from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.beam_search.lookahead import LookaheadDepth, LookaheadDepths
-from outrider.engine.beam_search.run import Searched, search
+from outrider.engine.beam_search.search import Searched, search
 from outrider.engine.beam_search.step import Beams
 from outrider.engine.request import Request, StopConditions
 from outrider.sampling.sampling_params import SamplingParams

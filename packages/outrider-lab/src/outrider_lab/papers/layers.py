@@ -77,7 +77,7 @@ def written(
     capacity = target.width(size + many + _SPARE)
     cache, at = target.open(1, capacity), torch.arange(size, device=target.device)[None]
     nodes = causal(text[:, :-1], at, capacity)
-    output = target.forward(cache, nodes, last=many, taps=tuple(range(layers)))
+    output = target.forward(cache, nodes, last=many, aux_layers=tuple(range(layers)))
     logits, states = output.logits_BQV, output.hidden
     pairs = pairwise(states)
     cosines = [torch.cosine_similarity(a.float(), b.float(), -1).mean() for a, b in pairs]

@@ -16,9 +16,10 @@ from torch import Tensor
 from outrider import arguments
 from outrider.drafters import prompt_lookup, recipes, tree_drafting
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.memory import LearnsNothing
 from outrider.drafters.tree_drafting import shapes
 from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
-from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
+from outrider.types import Context, Draft, DraftShape, DrawKind
 
 # Whole-string translation: what a draft model with another tokenizer says, in the target's tokens.
 #
@@ -30,7 +31,7 @@ from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 
 @dataclass(frozen=True)
-class StringMatch(shapes.Chains):
+class StringMatch(shapes.Chains, LearnsNothing):
     """A chain of `num_speculative_tokens` tokens of the target's.
 
     Raises ConfigurationError for a draft model that has the target's tokenizer.
@@ -41,7 +42,6 @@ class StringMatch(shapes.Chains):
     model: TranslatedModel
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "string_match"
-    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
     capturable: ClassVar[bool] = False
 
@@ -72,16 +72,6 @@ class StringMatch(shapes.Chains):
         padded = [(ids + [-1] * count)[:count] for ids in said]
         return torch.tensor(padded, device=context.length_B.device)
 
-    def commit(
-        self,
-        memory: TranslatedCache,
-        context: Context,
-        draft: Draft,
-        verdict: Verdict,
-        scores: Scores,
-    ) -> None:
-        """Nothing: the next proposal begins with the text as it is then."""
-
 
 def _texts(context: Context) -> list[list[int]]:
     """The committed tokens of every row."""
@@ -99,7 +89,7 @@ STRING_MATCH = recipes.Recipe(_string_match, ("translated",), ("num_speculative_
 
 
 @dataclass(frozen=True)
-class Translated:
+class Translated(LearnsNothing):
     """A chain of `num_speculative_tokens` target tokens; `shared_noise` is for sampled rows.
 
     Raises ConfigurationError for a draft model that has the target's tokenizer.
@@ -112,7 +102,6 @@ class Translated:
     shared_noise: bool = False
     name: ClassVar[str] = "translated"
     capturable: ClassVar[bool] = False
-    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         count = self._strings.num_speculative_tokens
@@ -157,16 +146,6 @@ class Translated:
             tokens_BN=torch.where(hot_B1, placed_BN, drawn.tokens_BN),
             draws_BNK=torch.where((hot_B1 & ~there_BN)[..., None], -1, drawn.draws_BNK),
         )
-
-    def commit(
-        self,
-        memory: TranslatedCache,
-        context: Context,
-        draft: Draft,
-        verdict: Verdict,
-        scores: Scores,
-    ) -> None:
-        """Nothing: the text tells."""
 
 
 def _made(

@@ -28,13 +28,13 @@ class TrainBatch(NamedTuple):
     """Texts side by side, right-padded; places with `counts` False are padding or prompt."""
 
     tokens_BT: Tensor
-    states: tuple[Tensor, ...]  #: [B, T, E] for each tap
+    states: tuple[Tensor, ...]  #: [B, T, E] for each aux layer
     top_ids_BTM: Tensor  #: numbers in the head's vocabulary; -1 for tokens outside
     top_logs_BTM: Tensor
     counts_BT: Tensor  #: whether the law behind this token is to be learnt
 
     @staticmethod
-    def of(texts: Sequence[Features], taps: int, number_V: Tensor) -> "TrainBatch":
+    def of(texts: Sequence[Features], aux_layers: int, number_V: Tensor) -> "TrainBatch":
         """Texts of one batch. `number_V` says which number a token has in the head's vocabulary."""
         longest = max(len(text.tokens_N) for text in texts)
 
@@ -51,7 +51,10 @@ class TrainBatch(NamedTuple):
         counts = [torch.arange(len(text.tokens_N)) >= text.start - 1 for text in texts]
         return TrainBatch(
             padded([text.tokens_N for text in texts], 0).long().to(place),
-            padded([text.states_NF for text in texts], 0).float().to(place).chunk(max(taps, 1), -1),
+            padded([text.states_NF for text in texts], 0)
+            .float()
+            .to(place)
+            .chunk(max(aux_layers, 1), -1),
             number_V[padded([text.top_ids_NM for text in texts], 0).long().to(place)],
             padded([text.top_logs_NM for text in texts], 0).float().to(place),
             padded(counts, 0).to(place),
@@ -205,7 +208,7 @@ class Trainer:
         for optimiser, rate in zip(self._optimisers, self._rates, strict=True):
             optimiser.param_groups[0]["lr"] = rate * self.plan.scale(spent)
             optimiser.zero_grad()
-        if self.student.taps and self.plan.noise:
+        if self.student.aux_layers and self.plan.noise:
             batch = batch._replace(states=tuple(map(self._noisy, batch.states)))
         rounds = min(self.plan.rounds_at(spent), self.student.rounds)
         with torch.autocast(self._device.type, torch.bfloat16):
@@ -222,7 +225,7 @@ class Trainer:
     def _batches(self) -> Iterator[TrainBatch]:
         """Endless; every text once before any twice. Texts of a batch are about equally long."""
         order = random.Random(f"{self.plan.seed} {self.progress.step}")
-        taps = len(self.student.taps)
+        aux_layers = len(self.student.aux_layers)
         while True:
             texts = sorted(
                 self._texts, key=lambda text: len(text.tokens_N) * (1 + order.random() / 4)
@@ -234,7 +237,7 @@ class Trainer:
                 groups[-1].append(text)
             order.shuffle(groups)
             for group in groups:
-                yield TrainBatch.of(group, taps, self.number_V)
+                yield TrainBatch.of(group, aux_layers, self.number_V)
 
 
 def numbering(ids_K: Tensor | None, vocab_size: int) -> Tensor:

@@ -213,12 +213,12 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     """A draft model's cache, with all ingested but what may wait and the last committed token."""
     rows = context.tokens_BL.shape[0]
     cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
-    if model.taps:
+    if model.aux_layers:
         most = context.bound - 1
         at = numbers(most, context.length_B.device).expand(rows, -1)
         wide = width(model, most, 0, cache.capacity)
         model.learn(cache, at, at, wide, context.hidden, context.length_B - 1)
-    if not model.taps or model.follows:
+    if not model.aux_layers or model.follows:
         start = 0 if context.known is None else context.known.begin(model, cache)
         stop = context.bound - 1 - context.unread
         settled_B = context.length_B - 1
@@ -252,7 +252,7 @@ def keep_path(
     A head is told the target's states of the draft, `hidden`, and keeps those of the path.
     """
     first_B, path = context.length_B - 1, verdict.path_BD
-    if model.taps:
+    if model.aux_layers:
         nodes = draft.tree.nodes
         slots = first_B[:, None] + numbers(nodes, first_B.device)
         at = first_B[:, None] + draft.tree.depth_BN

@@ -400,7 +400,7 @@ def admit(drafter: Drafter) -> None:
             f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
             "use the drafter 'draft_model', one without a model, or 'root'"
         )
-    if drafter.taps:
+    if drafter.aux_layers:
         raise ConfigurationError(
             f"a beam search hands on no states of its beams; got {drafter.name!r} with a head, "
             "which reads them; use another draft, or decode without beams"
