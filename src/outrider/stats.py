@@ -264,6 +264,7 @@ class Stats(RequestStats):
     )  #: steps by nodes of a row, 1 for plain ones
     predicted_ms: float = 0.0  #: of these steps, by the planner's costs; 0 without any
     why_plain: str = ""  #: of a planner: why most steps were plain, if they were
+    why_dropped: str = ""  #: of a planner: why a draft model is asked no more, if it is not
     captures: int = 0  #: steps that were captured as CUDA graphs
     replays: int = 0  #: steps that were replays of one
     why_eager: str = ""  #: why steps run without CUDA graphs, if they do
@@ -297,6 +298,7 @@ class Stats(RequestStats):
         for nodes, steps in other.sizes.items():
             self.sizes[nodes] = self.sizes.get(nodes, 0) + steps
         self.why_plain = other.why_plain or self.why_plain
+        self.why_dropped = other.why_dropped or self.why_dropped
         self.why_eager = other.why_eager
 
     def as_dict(self) -> dict[str, object]:
@@ -309,6 +311,7 @@ class Stats(RequestStats):
             "predicted_ms": self.predicted_ms,
             "measured_ms": self.measured_ms,
             "why_plain": self.why_plain,
+            "why_dropped": self.why_dropped,
             "captures": self.captures,
             "replays": self.replays,
             "why_eager": self.why_eager,

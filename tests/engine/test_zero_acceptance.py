@@ -8,6 +8,8 @@ import torch
 
 import outrider
 from outrider import SamplingParams, Stop
+from outrider.costs import Costs
+from outrider.drafters import DraftModel
 from outrider.engine.engine import LOOKS, zero_reason
 from outrider.models import TransformersRunner, TreeDecoder
 from tiny import PROMPTS, llama, perturbed
@@ -60,8 +62,8 @@ def test_the_reason(draft, said):
     assert re.search(said, found), found
 
 
-def _loaded(draft, **options):
-    return outrider.load(llama(), draft, drafter="draft_model", **LOAD, **options)
+def _loaded(draft, drafter="draft_model", **options):
+    return outrider.load(llama(), draft, drafter=drafter, **LOAD, **options)
 
 
 def test_it_is_told_once_and_the_planner_drops_it(caplog):
@@ -74,7 +76,7 @@ def test_it_is_told_once_and_the_planner_drops_it(caplog):
     assert "none of the first" in told[0]
     assert "draft_tokenizer" in told[0]
     assert found[-1].stats.drafted == 0 < found[0].stats.drafted
-    assert "none of the first" in found[-1].stats.why_plain
+    assert "none of the first" in found[-1].stats.why_dropped
     for one in found:
         assert one.completions[0].token_ids == plain.completions[0].token_ids
 
@@ -98,7 +100,44 @@ def test_a_fixed_planner_goes_on_and_says_it(caplog):
         found = speculator.generate(list(PROMPTS), SamplingParams(0), SIZE)
     assert sum("of no use" in one.getMessage() for one in caplog.records) == 1
     assert found.stats.drafted > 2 * LOOKS
-    assert found.stats.why_plain == ""
+    assert found.stats.why_dropped == ""
+
+
+def test_copies_beside_it_go_on_without_it(caplog, monkeypatch):
+    """`either`: what its model drafts is told apart from what it copies, which is kept."""
+    speculator = _loaded(_rotated(), "either", planner="adaptive")
+    engine, text = speculator.engine, [*PROMPTS[0], *range(3, 9)] * 4
+    plain = speculator.plain().generate([text], SamplingParams(0), SIZE)
+    engine.costs, engine._given = Costs.of({1: 6.0, 2: 6.1, 4: 6.2, 9: 6.3}), True
+    asked, propose = [], DraftModel.propose
+    monkeypatch.setattr(DraftModel, "propose", lambda *given: asked.append(1) or propose(*given))
+    with caplog.at_level(logging.WARNING, "outrider"):
+        found = [speculator.generate([text], SamplingParams(0), SIZE) for _ in range(6)]
+        before = len(asked)
+        found.append(speculator.generate([text], SamplingParams(0), SIZE))
+    told = [one.getMessage() for one in caplog.records if "of no use" in one.getMessage()]
+    assert len(told) == 1
+    assert "the draft of 'either'" in told[0]
+    assert before >= LOOKS
+    assert len(asked) == before
+    assert found[-1].stats.accepted > 0
+    assert "none of the first" in found[-1].stats.why_dropped
+    for one in found:
+        assert one.completions[0].token_ids == plain.completions[0].token_ids
+
+
+def test_a_row_whose_text_may_depend_on_it_asks_it_as_before():
+    """Copies or the model: a sampled row beside greedy ones is not told what these have shown."""
+    settings = [SamplingParams(0.9, seed=3), SamplingParams(0)]
+    texts = []
+    for why in ("", "told"):
+        speculator = _loaded(perturbed(llama(), 0.3), "either", planner="adaptive")
+        engine = speculator.engine
+        engine.costs, engine._given = Costs.of({1: 6.0, 2: 6.1, 4: 6.2, 9: 6.3}), True
+        engine.watch.why, engine.watch.over = why, True
+        found = speculator.generate(list(PROMPTS[:2]), settings, SIZE)
+        texts.append([one.token_ids for one in found.completions])
+    assert texts[0] == texts[1]
 
 
 def test_a_draft_that_is_kept_now_and_then_is_not_named(caplog):

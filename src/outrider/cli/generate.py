@@ -24,6 +24,7 @@ from outrider.cli.drawing import file, pyplot
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
+from outrider.models.program_imports import import_lean
 
 if TYPE_CHECKING:
     from outrider.cli.chat import Message
@@ -67,6 +68,8 @@ def chosen(stats: "Stats") -> list[str]:
         lines[0] += f"; predicted {stats.predicted_ms:.0f} ms, took {stats.measured_ms:.0f} ms"
     if stats.why_plain:
         lines.append(f"speculation is off because {stats.why_plain}")
+    if stats.why_dropped:
+        lines.append(f"the draft model is asked no more: {stats.why_dropped}")
     return lines
 
 
@@ -140,7 +143,7 @@ def generate(
     verbose: options.Verbose = False,
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
-    from outrider.cli.timeline import draw, lines
+    import_lean()
     from outrider.resolve_config import seen
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.output_text import Stop
@@ -194,6 +197,8 @@ def generate(
         raise typer.Exit(EXIT_INTERRUPTED)
     _unanswered(speculator, running.result(), chat)
     if timeline is not None:
+        from outrider.cli.timeline import draw, lines
+
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         draw(lines(speculator, run), timeline)
 

@@ -56,15 +56,18 @@ KEEP = 0.95  #: what a look counts for beside the next one
 class SourceStats:
     """What copies and the model have brought one row.
 
-    streak  tokens in a row that copies have had right
-    unread  committed tokens that the model has not read
+    streak   tokens in a row that copies have had right
+    unread   committed tokens that the model has not read
+    drafted  whether the last draft was the model's
+    dropped  whether the model is asked no more
     """
 
-    __slots__ = ("chances", "streak", "unread", "worth")
+    __slots__ = ("chances", "drafted", "dropped", "streak", "unread", "worth")
 
     def __init__(self, worth: AcceptanceStats, chances: AcceptanceStats, unread: int) -> None:
         self.worth, self.chances = worth, chances
         self.streak, self.unread = 0, unread
+        self.drafted = self.dropped = False
 
     @classmethod
     def new(cls, unread: int) -> "SourceStats":
@@ -77,6 +80,7 @@ class SourceStats:
         """The same, to be continued apart."""
         other = SourceStats(self.worth.copy(), self.chances.copy(), self.unread)
         other.streak = self.streak
+        other.drafted, other.dropped = self.drafted, self.dropped
         return other
 
     def gains(self, depth: int) -> list[float]:
@@ -89,6 +93,8 @@ class SourceStats:
 
     def copies(self, depth: int) -> bool:
         """Whether copies are to draft."""
+        if self.dropped:
+            return True
         nodes = (max(n - FREE, 0) * NODE for n in range(depth + 1))
         best = max(gain - cost for gain, cost in zip(self.gains(depth), nodes, strict=True))
         return self.worth.chance(bucket(self.streak + 1)) >= best
@@ -165,6 +171,27 @@ class Either:
     def _depth(self) -> int:
         return self.drafted.shapes[0].max_depth
 
+    @property
+    def asked(self) -> LanguageModel:
+        """The draft model."""
+        return self.drafted.model
+
+    def by_model(self, memory: EitherState) -> Sequence[bool]:
+        """In which rows the last draft was the model's."""
+        return [sides.drafted for sides in memory.sides.rows]
+
+    def reads(self, memory: EitherState) -> int:
+        """What the model has not read, where it is to draft in any row: it reads all rows."""
+        rows = memory.sides.rows
+        if all(sides.copies(self._depth) for sides in rows):
+            return 0
+        return max(sides.unread for sides in rows)
+
+    def drop(self, memory: EitherState, rows: Sequence[int]) -> None:
+        """Copies alone from here on."""
+        for row in rows:
+            memory.sides.rows[row].dropped = True
+
     def open(self, context: Context, capacity: int) -> EitherState:
         """The model reads the prompts; nothing is known yet of what pays."""
         text = self.copies.open(context, capacity)
@@ -212,6 +239,7 @@ class Either:
         for row, sides, by_copies, tokens, drafted in each:
             grown = self.copies.foreseen(row)
             sides.saw_copies(grown.tree.first(_worthy(grown.gains)), tokens)
+            sides.drafted = not by_copies and drafted > 0
             if not by_copies:
                 sides.saw_model(drafted, len(tokens) - 1)
             # what was read is the model's own draft: of a copy only the pending token is known

@@ -54,6 +54,7 @@ from outrider.types import (
     Foreseeing,
     Inputs,
     LanguageModel,
+    Mixed,
     MultiModalInputs,
     Verifier,
 )
@@ -183,6 +184,7 @@ class Engine:
         self.target, self.drafter = target, drafter
         on_host = torch.device(target.device).type == "cpu"
         self.foreseeing = drafter if on_host and isinstance(drafter, Foreseeing) else None
+        self.mixed = drafter if on_host and isinstance(drafter, Mixed) else None
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         drafts = any(shape.max_depth for shape in drafter.shapes)
         self.planner = named(planner) if drafts else FixedLength()  # nothing to choose
@@ -259,8 +261,8 @@ class Engine:
 
     def note_zero(self, ids: Sequence[int]) -> None:
         """Say once that nothing of the draft model is kept, and why; `ids` is a text of late."""
-        model = model_of(self.drafter)
-        if model is None or self.foreseeing is not None:
+        model = model_of(self.drafter) if self.mixed is None else self.mixed.asked
+        if model is None:
             return
         try:
             reason = zero_reason(self.target, model, ids)

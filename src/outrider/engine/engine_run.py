@@ -246,7 +246,7 @@ class EngineRun(Iterator[StepOutput]):
         report = self.engine.planner.report(self._plan)
         stats.predicted_ms, stats.why_plain = report
         if not isinstance(self.engine.planner, FixedLength):
-            stats.why_plain = self.engine.watch.why or stats.why_plain
+            stats.why_dropped = self.engine.watch.why
         stats.why_eager = self.engine.eager
         if self.done or not self._outputs.lag:  # a device's events are waited for: at the end
             stats.clock(self._clock.read())
@@ -331,10 +331,19 @@ class EngineRun(Iterator[StepOutput]):
 
     def _learn(self, step: StepReport) -> None:
         """What the planner learns from a finished step; whether its draft is of no use."""
-        if self.engine.watch.saw(step.blocks) and self._scheduler.batch is not None:
-            context, row = self._scheduler.batch.context, 0
+        watch, batch = self.engine.watch, self._scheduler.batch
+        if not watch.over and batch is not None and watch.saw(self._by_model(batch, step.blocks)):
+            context, row = batch.context, 0
             self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
         self._plan = self.engine.planner.learn(self._plan, step)
+
+    def _by_model(self, batch: Batch, blocks: Sequence[StepOutput]) -> Sequence[StepOutput]:
+        """Those of a step's blocks that a draft model may have drafted, and not copies."""
+        if self.engine.mixed is None:
+            return blocks
+        each = zip(self._scheduler.rows, self.engine.mixed.by_model(batch.memory), strict=True)
+        asked = {number for number, by_model in each if by_model}
+        return [block for block in blocks if block.row in asked]
 
     def _made(self, batch: Batch, shape: DraftShape) -> GraphedStep:
         """What the verbs make: one by one on the clock, or in one piece."""
@@ -379,7 +388,8 @@ class EngineRun(Iterator[StepOutput]):
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""
-        foreseeing, numbers = self.engine.foreseeing, self._scheduler.rows
+        foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
+        numbers, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
         asked: Sequence[Callable[[], Sequence[float]] | None] = [None] * len(numbers)
         if foreseeing is not None:
             all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
@@ -392,6 +402,11 @@ class EngineRun(Iterator[StepOutput]):
         free = self._free([row.request for row in rows])
         queue, unread = self._scheduler.queue, batch.context.unread
         closed, dropped = self._closed and not queue.waiting, bool(self.engine.watch.why)
+        if mixed is not None:  # copies go on without the model
+            if dropped and rests:
+                alone = [at for at, row in enumerate(rows) if self._free([row.request])]
+                mixed.drop(batch.memory, alone)
+            unread, dropped = mixed.reads(batch.memory), False
         view = BatchView(rows, queue.max_num_seqs, free, closed, unread, dropped)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes

@@ -17,6 +17,7 @@ from outrider.types.drafters import (
     Drafter,
     DraftShape,
     Foreseeing,
+    Mixed,
     RowHints,
 )
 from outrider.types.drafts import (
@@ -77,6 +78,7 @@ __all__ = [
     "Inputs",
     "LanguageModel",
     "Laws",
+    "Mixed",
     "MultiModalInputs",
     "Nodes",
     "Outcome",

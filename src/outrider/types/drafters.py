@@ -135,3 +135,24 @@ class Foreseeing(Drafter, Protocol):
 
         Called ahead of `propose` in the same step; the best n nodes are a draft of n nodes.
         """
+
+
+@runtime_checkable
+class Mixed(Foreseeing, Protocol):
+    """A drafter on the host that asks a draft model in some rows and steps, and copies in others.
+
+    A step's counts do not say which of the two a row's draft was; it does.
+    """
+
+    @property
+    def asked(self) -> LanguageModel:
+        """The draft model, or head."""
+
+    def by_model(self, memory: Any) -> Sequence[bool]:
+        """In which rows the draft that was committed last was the model's."""
+
+    def reads(self, memory: Any) -> int:
+        """Tokens that the model reads ahead of the next draft; 0 where no row asks it."""
+
+    def drop(self, memory: Any, rows: Sequence[int]) -> None:
+        """These rows ask the model no more."""
