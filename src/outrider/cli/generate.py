@@ -1,6 +1,7 @@
 """`outrider generate`: complete a prompt, or answer a source."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import typer
 
-from outrider import verifiers
+from outrider import arguments, verifiers
 from outrider.cli import console, options
 from outrider.cli.chat import attached, conversation, has_template, refuse_untemplated
 from outrider.cli.console import (
@@ -196,11 +197,8 @@ def generate(
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED)
     _unanswered(speculator, running.result(), chat)
-    if timeline is not None:
-        from outrider.cli.timeline import draw, lines
-
-        run = partial(Speculator.generate, sampling=how, stop=end, **asked)
-        draw(lines(speculator, run), timeline)
+    run = partial(Speculator.generate, sampling=how, stop=end, **asked)
+    _draw(speculator, run, timeline)
 
 
 def _one_document(as_json: bool, printed: bool) -> None:
@@ -209,6 +207,16 @@ def _one_document(as_json: bool, printed: bool) -> None:
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
         )
+
+
+def _draw(
+    speculator: "Speculator", run: "Callable[[Speculator], Generation]", path: Path | None
+) -> None:
+    """The steps of one text, written once more, if a picture is wanted."""
+    if path is not None:
+        from outrider.cli.timeline import draw, lines
+
+        draw(lines(speculator, run), path)
 
 
 def _drawable(path: Path | None, beams: "Beams | None") -> None:
@@ -426,11 +434,9 @@ def _describe(
         f"{chr(10) + 'compiled kernels: ' + notes.kernels if notes.kernels else ''}",
         markup=False,
     )
-    changed = [
-        f"{field.name}={value!r}"
-        for field in fields(SamplingParams)
-        if (value := getattr(speculator.rules, field.name)) != field.default
-    ]
+    usual = {field.name: field.default for field in fields(SamplingParams)}
+    rules = arguments.fields_of(speculator.rules, usual)
+    changed = [f"{name}={value!r}" for name, value in rules.items() if value != usual[name]]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
     for line in priced(speculator.engine) if beams is None else ():

@@ -45,6 +45,7 @@ from outrider.engine.speculation_policy import (
 from outrider.engine.step import GraphedStep, spec_decode_step
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models import budget
+from outrider.models.config import found
 from outrider.models.prefill import causal, inference
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import (
@@ -168,7 +169,7 @@ class Engine:
         graphs: bool | Literal["auto"] = "auto",
         kept: Callable[[Costs], object] | None = None,
     ) -> None:
-        if not hasattr(drafter, "propose") or isinstance(drafter, type):
+        if not found(drafter, "propose") or isinstance(drafter, type):
             do = "make one, such as outrider.PromptLookup(); names are for load(drafter=...)"
             arguments.refuse("drafter", "a Drafter", drafter, do)
         tree.within(drafter.shapes[0].max_nodes, f"the drafter {drafter.name!r}")

@@ -26,7 +26,7 @@ from outrider.errors import (
     first_line,
 )
 from outrider.models.cache import SlotCache
-from outrider.models.config import read
+from outrider.models.config import found, read
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating
@@ -275,7 +275,7 @@ class InnerModelRunner(MultiModalRunner):
     inside = "language_model"  #: the attribute that holds it
 
     def __init__(self, model: PreTrainedModel) -> None:
-        inner = getattr(model, self.inside)
+        inner = found(model, self.inside)
         if read(inner.config, "is_encoder_decoder", bool):
             raise UnsupportedModel(
                 f"{type(model).__name__} with a language model that is an encoder-decoder is not "
