@@ -47,7 +47,6 @@ HOMES = {
     "typer": {"cli"},
     "rich": {"cli"},
     "matplotlib": {"cli"},
-    "scipy": {"speech"},
     "soundfile": {"speech"},
     "fastapi": {"server"},
     "starlette": {"server"},

@@ -5,6 +5,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
+import tiny_gguf
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
@@ -120,3 +121,13 @@ def test_a_token_reads_every_weight_once(briefly, tmp_path, tied):
     assert found.bytes_a_token == 2 * (layers + 50 * 8)
     assert found.ms_per_token == 1e3 * found.bytes_a_token / found.bytes_a_second
     assert 1e8 < bandwidth.bandwidth(1 << 22) < 1e13
+
+
+def test_a_token_reads_the_blocks_of_a_file(briefly, tmp_path):
+    """Q8_0: 34 bytes for 32 weights; norms and biases in float32."""
+    model = tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.model(hidden_size=64, intermediate_size=96), "Q8_0")
+    weights = list(model.parameters())
+    in_file = sum(w.numel() * (34 / 32 if w.dim() > 1 else 4) for w in weights)
+    read = sum(w.numel() for w in weights) - model.get_input_embeddings().weight.numel()
+    found = bandwidth.ceiling(str(tmp_path / "m.gguf"), "stored").bytes_a_token
+    assert found == pytest.approx(in_file * read / sum(w.numel() for w in weights), abs=1)

@@ -3,11 +3,13 @@
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
-from outrider.server.http_server import RETRY_SECONDS, answering
+from outrider.server.loading_responder import RETRY_SECONDS, answering
 
 
 @pytest.fixture
@@ -67,3 +69,14 @@ def test_the_socket_goes_on_listening_for_the_server_itself(place):
         with accepted:
             client.sendall(b"x")
             assert accepted.recv(1) == b"x"
+
+
+def test_it_needs_no_packages():
+    """A server listens before torch and HTTP's packages are imported, which takes seconds."""
+    program = (
+        "import sys, outrider.cli.commands, outrider.server.loading_responder;"
+        "print([name for name in ('torch', 'transformers', 'uvicorn', 'fastapi', 'llguidance')"
+        " if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.stdout.strip() == "[]", said.stderr

@@ -256,7 +256,6 @@ def test_an_english_model_refuses_languages_and_translation(english):
 
 
 def test_files_and_rates_are_one_recording(tiny, tmp_path):
-    pytest.importorskip("scipy")
     samples = whispers.sound(1.5)
     path = wav(tmp_path / "talk.wav", samples)
     quiet = np.round(samples * 32767).astype(np.int16)

@@ -61,7 +61,6 @@ def test_a_rate_that_nothing_has_is_an_error_of_the_file(tmp_path, rate):
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000, 96000, 192000])
 @pytest.mark.parametrize("bits", [8, 24])
 def test_rates_and_widths_are_the_same_length(tmp_path, rate, bits):
-    pytest.importorskip("scipy")
     body = bytes(rate // 4 * bits // 8)
     path = wav(tmp_path / "a.wav", 0xFFFFFFFF, rate, body, bits=bits)
     assert abs(len(read(path)) - RATE // 4) <= 1

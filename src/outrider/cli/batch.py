@@ -15,6 +15,7 @@ from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.load_config import LoadConfig
+from outrider.models.program_imports import import_lean
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -48,6 +49,7 @@ def batch(
     answered twice. Lines that are no requests, and requests that cannot be answered, get a row that
     says why; the exit code is 1 then, and the same command asks them again.
     """
+    import_lean()
     try:
         from outrider.server import batch_file
     except ImportError as error:

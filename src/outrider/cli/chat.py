@@ -23,6 +23,7 @@ from outrider.cli.options import (
 )
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.load_config import LoadConfig
+from outrider.models.program_imports import import_lean
 
 if TYPE_CHECKING:
     from outrider.sampling.sampling_params import SamplingParams
@@ -296,6 +297,7 @@ def chat(
     dtype: Dtype = "auto",
 ) -> None:
     """Talk with an instruct model. /help says what else there is."""
+    import_lean()
     from outrider.sampling.sampling_params import SamplingParams
 
     every = {

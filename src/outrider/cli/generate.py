@@ -24,6 +24,7 @@ from outrider.cli.drawing import file, pyplot
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
+from outrider.models.program_imports import import_lean
 
 if TYPE_CHECKING:
     from outrider.cli.chat import Message
@@ -142,7 +143,7 @@ def generate(
     verbose: options.Verbose = False,
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
-    from outrider.cli.timeline import draw, lines
+    import_lean()
     from outrider.resolve_config import seen
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.output_text import Stop
@@ -196,6 +197,8 @@ def generate(
         raise typer.Exit(EXIT_INTERRUPTED)
     _unanswered(speculator, running.result(), chat)
     if timeline is not None:
+        from outrider.cli.timeline import draw, lines
+
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         draw(lines(speculator, run), timeline)
 

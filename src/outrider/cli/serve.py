@@ -21,6 +21,7 @@ from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.load_config import LoadConfig
 from outrider.models.calibrate import cores
+from outrider.models.program_imports import import_lean
 
 if TYPE_CHECKING:
     from outrider.server.engine_client import EngineClient
@@ -173,7 +174,7 @@ def _run(
 ) -> None:
     """Serve until it is ended. `settings` are `ServerConfig`'s: it is imported while this
     listens."""
-    from outrider.server.http_server import answering
+    from outrider.server.loading_responder import answering
 
     with _ended(), _bound(host, port) as place, ExitStack() as loading:
         err.print(f"reading {name}")
@@ -181,6 +182,7 @@ def _run(
             loading.enter_context(answering(place))
         at = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
         err.print(f"listening at {at}; until {name} is loaded all answers are 503, /health's too")
+        import_lean()
         with _extra():
             from outrider.server.app import ServerConfig, build_app_for
             from outrider.server.http_server import HttpServer

@@ -18,6 +18,7 @@ from outrider.cli.console import (
     working,
 )
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
+from outrider.models.program_imports import import_lean
 from outrider.speech.formats import FORMATS, TIMES, written
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def transcribe(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Transcribe recordings with a Whisper model or an audio language model."""
+    options.compile_ahead(device)
+    import_lean()
     from outrider.loading import load
     from outrider.resolve_config import seen
     from outrider.speech.settings import TranscribeSettings
@@ -185,7 +188,6 @@ def transcribe(
             f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
         )
     if heard:
-        options.compile_ahead(device)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
         with working(LOADING):
             speculator = load(

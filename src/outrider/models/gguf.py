@@ -178,16 +178,12 @@ def located(given: str | Path) -> tuple[str, dict[str, Any]]:
     return str(where.parent), {"gguf_file": where.name}
 
 
-def kept(
-    where: str, how: dict[str, Any], config: PretrainedConfig, kind: Any
-) -> "BlockWeights | str":
-    """The model in the blocks of the file that `located` names; or why it has to be unpacked.
+def opened(where: str, how: dict[str, Any]) -> GgufFile:
+    """The file that `located` names.
 
-    `kind` is its class of transformers. Raises ConfigurationError for a damaged file.
+    Raises ConfigurationError for a damaged file, or none.
     """
     from transformers.utils import cached_file
-
-    from outrider.models.gguf_weights import block_weights
 
     name = how["gguf_file"]
     path: Path | str | None = Path(where, name)
@@ -195,8 +191,18 @@ def kept(
         path = cached_file(where, name)
     if path is None:
         raise ConfigurationError(f"no such file; got {where}/{name}; check the path")
+    return GgufFile(path)
+
+
+def kept(file: GgufFile, config: PretrainedConfig, kind: Any) -> "BlockWeights | str":
+    """The model in the blocks of a file; or why it has to be unpacked.
+
+    `kind` is its class of transformers.
+    """
+    from outrider.models.gguf_weights import block_weights
+
     try:
-        return block_weights(GgufFile(path), config, kind)
+        return block_weights(file, config, kind)
     except UnsupportedModel as error:
         return str(error)
 

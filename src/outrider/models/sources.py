@@ -284,6 +284,10 @@ class ModelSource:
         """Whether it is a GGUF file, whose weights can stay in its blocks."""
         return self.adapter is None and gguf.is_file(self.given)
 
+    def stored(self) -> gguf.GgufFile:
+        """The tensors of a GGUF file. Raises ConfigurationError for a damaged one."""
+        return gguf.opened(self._where, self._how)
+
     @property
     def quantised_by(self) -> str | None:
         """The library or method that a checkpoint's weights were quantised by; None: they are
@@ -326,7 +330,7 @@ class ModelSource:
     def _kept(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The model whose linear layers keep weights of this type, beside states in float32."""
         if self.in_blocks and dtype == weight_only.STORED:
-            found = gguf.kept(self._where, self._how, self.config, auto_class(self.config))
+            found = gguf.kept(self.stored(), self.config, auto_class(self.config))
             if isinstance(found, str):  # why not
                 self.widened = found
                 dtype = "float16"

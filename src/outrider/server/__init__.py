@@ -1,6 +1,7 @@
 """`outrider serve`: OpenAI's API over a live batch. Needs the extra `server`.
 
-app                  the routes (http_server runs them; middleware: keys, sizes and origins)
+app                  the routes (http_server runs them; loading_responder answers until then;
+                     middleware: keys, sizes and origins)
 protocol             what requests may say (messages, responses_bodies)
 request_parsing      from what is said to what the engine is asked (chat_prompts, grammar)
 serving              requests become answers, for HTTP and for files (batch_file)

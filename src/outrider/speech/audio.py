@@ -4,7 +4,6 @@ Arrays are taken as they are, WAV files of whole numbers are read here, everythi
 `soundfile`, if it is installed (the extra `audio`). Nothing is imported before it is needed.
 """
 
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from outrider import arguments
 from outrider.errors import AudioError
+from outrider.speech.resampling import resampled
 
 Samples: TypeAlias = NDArray[np.float32]
 #: A path, samples, or `{"array": samples, "sampling_rate": 44100}` as datasets have it.
@@ -46,7 +46,7 @@ class Recording:
             samples = _file(self.given)
         else:
             samples = _array(self.name, self.given)
-        return resampled(samples, self.sampling_rate, rate, self.name)
+        return resampled(samples, self.sampling_rate, rate)
 
 
 def look(
@@ -89,24 +89,6 @@ def look(
     if not len(samples):
         raise AudioError(f"{name} has no samples; got an empty array; leave it out")
     return Recording(name, len(samples) / rate, samples, rate)
-
-
-def resampled(samples: Samples, rate: int, wanted: int, name: str) -> Samples:
-    """The same sound at another rate, by a polyphase filter of scipy.
-
-    Raises AudioError if scipy is not installed.
-    """
-    if rate == wanted:
-        return samples
-    try:
-        from scipy.signal import resample_poly
-    except ImportError as error:
-        raise AudioError(
-            f"{name} has {rate} samples per second, the model hears {wanted}; scipy, which "
-            "converts them, is not installed; pip install 'outrider[audio]', or convert it first"
-        ) from error
-    common = math.gcd(rate, wanted)
-    return np.asarray(resample_poly(samples, wanted // common, rate // common), np.float32)
 
 
 def _of_mapping(

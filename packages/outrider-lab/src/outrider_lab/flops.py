@@ -1,5 +1,7 @@
 """What a step of a model reads and computes, by its configuration alone: no weight is read."""
 
+from math import prod
+
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -9,7 +11,7 @@ from outrider.models import pretrained
 from outrider.models.auto_classes import auto_class
 from outrider.models.config import decoder_of, read
 from outrider.models.sources import DTYPES, ModelSource
-from outrider.models.weight_only import bytes_a_weight
+from outrider.models.weight_only import STORED, bytes_a_weight
 
 
 def empty(source: ModelSource) -> PreTrainedModel:
@@ -42,12 +44,20 @@ def sizes(source: ModelSource, dtype: str | None = None) -> Sizes:
         parameters -= table.numel()
     layers, heads, kv_heads, size = _attention(decoder_of(config), source)
     return Sizes(
-        parameters * bytes_a_weight(kind),
+        parameters * _bytes_a_weight(source, kind),
         2 * layers * kv_heads * size * state,
         parameters,
         layers,
         4 * layers * heads * size,
     )
+
+
+def _bytes_a_weight(source: ModelSource, kind: str) -> float:
+    """Of memory; of a file whose weights stay in its blocks, what they take of it on average."""
+    if kind != STORED:
+        return bytes_a_weight(kind)
+    stored = source.stored().tensors.values()
+    return sum(one.rows.nbytes for one in stored) / sum(prod(one.shape) for one in stored)
 
 
 def _attention(config: PretrainedConfig, source: ModelSource) -> tuple[int, int, int, int]:

@@ -114,13 +114,10 @@ typedef struct {
 INLINED int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Sums of a group, for rows of y, and from there. */
-static void put(const Product *p, int64_t row, int64_t n, int64_t at, const float *acc, int last) {
+static void put(const Product *p, int64_t row, int64_t n, int64_t at, const float *acc) {
     const int64_t count = least(GROUP * TILE, p->outputs - at);
     for (float *y = p->y + row * p->wide + at; n--; y += p->wide, acc += GROUP * TILE)
-        if (last && p->bias)
-            for (int64_t o = 0; o < count; o++) y[o] = acc[o] + p->bias[at + o];
-        else
-            memcpy(y, acc, count * sizeof(float));
+        memcpy(y, acc, count * sizeof(float));
 }
 
 static void get(const Product *p, int64_t row, int64_t n, int64_t at, float *acc, int first) {
@@ -129,6 +126,12 @@ static void get(const Product *p, int64_t row, int64_t n, int64_t at, float *acc
     else
         for (const float *y = p->y + row * p->wide + at; n--; y += p->wide, acc += GROUP * TILE)
             memcpy(acc, y, count * sizeof(float));
+}
+
+static void add_bias(const Product *p, int64_t row, int64_t n, int64_t at) {
+    const int64_t count = least(GROUP * TILE, p->outputs - at);
+    for (float *y = p->y + row * p->wide + at; n--; y += p->wide)
+        for (int64_t o = 0; o < count; o++) y[o] += p->bias[at + o];
 }
 
 /* A part of a group of `tiles`: `chunks` chunks, or of one `per` blocks from `from` on; in the rows the
@@ -154,10 +157,14 @@ static void rows_by_parts(const Product *p, const Part *part, int64_t at) {
         const int64_t left = p->count - row;
         n = left <= MOST || left >= 2 * MOST ? least(left, MOST) : (left + 1) / 2; /* none is small */
         Rows rows = rows_from(p->rows, row, part->done, length_of(part->format));
-        get(p, row, n, at, acc, part->done == 0);
+        const int in_place = part->format == HALVES && at + part->tiles * TILE <= p->outputs;
+        Sums sums = {acc, GROUP * TILE, 0};
+        if (in_place) sums = (Sums){p->y + row * p->wide + at, p->wide, part->done == 0};
+        else get(p, row, n, at, acc, part->done == 0);
         pass_of(part->format, n)(
-            rows, part->chunks, part->from, part->per, part->tiles, part->chunk, ahead, acc);
-        put(p, row, n, at, acc, part->done + blocks == p->blocks);
+            rows, part->chunks, part->from, part->per, part->tiles, part->chunk, ahead, sums);
+        if (!in_place) put(p, row, n, at, acc);
+        if (p->bias && part->done + blocks == p->blocks) add_bias(p, row, n, at);
     }
 }
 
@@ -192,7 +199,7 @@ static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *we
     }
 }
 
-/* What a piece of a call is made from: `each` groups of weights, and bytes of a tile. */
+/* What a piece of a call is made from: `each` groups of weights, of `size` bytes a tile. */
 typedef struct {
     const Product *product;
     const uint8_t *weight;
@@ -205,6 +212,30 @@ static void groups(void *about, int64_t piece, int64_t thread) {
     (void)thread;
     for (int64_t t = first; t < last; t += GROUP)
         group(of->product, least(GROUP, of->tiles - t), t * TILE, of->weight + t * of->size);
+}
+
+/* Rows that are rounded ahead of a product, `each` a piece. */
+typedef struct {
+    const Product *product;
+    int64_t each;
+} Rounding;
+
+static void rounded_rows(void *about, int64_t piece, int64_t thread) {
+    const Rounding *of = about;
+    const Product *p = of->product;
+    const int64_t first = piece * of->each, last = least(first + of->each, p->count);
+    (void)thread;
+    for (int64_t r = first; r < last; r++) {
+        const Rows row = rows_from(p->rows, r, 0, 0);
+#ifdef HALF_PRODUCTS
+        if (p->format == HALVES) {
+            round_halves(row.x, row.inputs, (int16_t *)row.near);
+            continue;
+        }
+#endif
+        round_row(row.x, p->blocks, length_of(p->format), centre_of(p->format), (int16_t *)row.near,
+                  (float *)row.scales, (float *)row.totals, (int32_t *)row.centres);
+    }
 }
 
 /* Groups begin where whole chunks of four tiles end. */
@@ -221,30 +252,21 @@ int outrider_packed_linear(
     const int64_t blocks = inputs / length_of(format), tiles = (outputs + TILE - 1) / TILE;
     const int64_t size = bytes_of_tile(format, blocks, per);
     Product p = {format, outputs, wide, blocks, per, rows, bias, y, {.x = x, .inputs = inputs, .blocks = blocks}};
+    const int64_t all = (tiles + GROUP - 1) / GROUP, count = rows * blocks;
     void *near = NULL;
-    if (format == HALVES) {
-#ifdef HALF_PRODUCTS
-        if (!(near = malloc(rows * inputs * sizeof(int16_t) + 1))) return 1;
-        round_halves(x, rows * inputs, near);
-        p.rows.near = near;
-#else
-        return 2;
+#ifndef HALF_PRODUCTS
+    if (format == HALVES) return 2;
 #endif
-    }
-    if (is_whole(format)) {
-        const int64_t count = rows * blocks;
+    if (rows * inputs * outputs <= 1 << 18) threads = 1;
+    if (is_whole(format) || format == HALVES) {
         near = malloc(rows * inputs * sizeof(int16_t) + 3 * count * sizeof(float) + 1);
         if (!near) return 1;
-        float *scales = near, *totals = scales + count;
-        int32_t *centres = (int32_t *)(totals + count);
-        int16_t *to = (int16_t *)(centres + count);
-        for (int64_t r = 0; r < rows; r++)
-            round_row(x + r * inputs, blocks, length_of(format), centre_of(format), to + r * inputs,
-                      scales + r * blocks, totals + r * blocks, centres + r * blocks);
-        p.rows.near = to, p.rows.scales = scales, p.rows.totals = totals, p.rows.centres = centres;
+        p.rows.scales = near, p.rows.totals = p.rows.scales + count;
+        p.rows.centres = (const int32_t *)(p.rows.totals + count);
+        p.rows.near = (const int16_t *)(p.rows.centres + count);
+        const int64_t some = rows * inputs > 1 << 16 ? units_of_piece(rows, threads) : rows;
+        outrider_share(threads, (rows + some - 1) / some, rounded_rows, &(Rounding){&p, some});
     }
-    const int64_t all = (tiles + GROUP - 1) / GROUP;
-    if (rows * inputs * outputs <= 1 << 18) threads = 1;
     const int64_t each = units_of_piece(all, threads);
     outrider_share(threads, (all + each - 1) / each, groups, &(Groups){&p, weight, tiles, size, each});
     free(near);

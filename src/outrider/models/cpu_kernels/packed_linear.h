@@ -241,16 +241,24 @@ INLINED vi input_pair(Rows rows, int64_t r, int64_t at) {
     return all_i(both);
 }
 
+/* Where n rows of a group's sums are. Those that stay in registers are put where they belong, rows of
+ * y, and begin from 0 where they are the first; others lie beside each other meanwhile. */
+typedef struct {
+    float *at;
+    int64_t wide; /* from row to row */
+    int first;
+} Sums;
+
 /* Lines of 64 bytes that a tile's numbers of one unit of inputs take. */
 INLINED int lines_of(const int format) {
     return data_of(format) * unit_of(format) / length_of(format) / 64;
 }
 
 /* `blocks` blocks of g tiles whose blocks are `tiles` tiles long, in products of two bfloat16 numbers,
- * for n rows, added to acc[n][GROUP * TILE]: sums stay in registers. */
+ * for n rows: sums stay in registers. */
 INLINED void halves(
     const int n, const int g, const uint8_t *data, int64_t blocks, int64_t tiles, Rows rows, Ahead ahead,
-    float *acc) {
+    Sums sums) {
     const int64_t apart = data_of(HALVES);
     vf sum[MOST][GROUP][VECTORS];
 #pragma GCC unroll 8
@@ -259,7 +267,8 @@ INLINED void halves(
         for (int t = 0; t < g; t++)
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++)
-                sum[r][t][v] = load_f(acc + r * GROUP * TILE + t * TILE + v * WIDE);
+                sum[r][t][v] =
+                    sums.first ? (vf){0} : load_f(sums.at + r * sums.wide + t * TILE + v * WIDE);
     int64_t at = 0;
 #pragma GCC unroll 1
     for (int64_t b = 0; b < blocks; b++, data += tiles * apart)
@@ -287,7 +296,7 @@ INLINED void halves(
         for (int t = 0; t < g; t++)
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++)
-                store_f(acc + r * GROUP * TILE + t * TILE + v * WIDE, sum[r][t][v]);
+                store_f(sums.at + r * sums.wide + t * TILE + v * WIDE, sum[r][t][v]);
 }
 
 /* Block b of g tiles, so far `apart`, for n rows, added to acc[n][GROUP * TILE]. */
@@ -375,11 +384,14 @@ INLINED int abreast(const int format, const int n) {
  * first chunk the blocks from `from` on, of each `per`. */
 INLINED int64_t pass(
     const int format, const int n, const int g, Rows rows, int64_t chunks, int64_t from, int64_t per,
-    int64_t tiles, int64_t first, const uint8_t *chunk, Ahead ahead, float *acc) {
+    int64_t tiles, int64_t first, const uint8_t *chunk, Ahead ahead, Sums sums) {
     int64_t t = first;
     if (format == HALVES) {
-        for (; t + g <= tiles; t += g)
-            halves(n, g, chunk + t * data_of(format), chunks, tiles, rows, ahead, acc + t * TILE);
+        float *const at = sums.at;
+        for (; t + g <= tiles; t += g) {
+            sums.at = at + t * TILE;
+            halves(n, g, chunk + t * data_of(format), chunks, tiles, rows, ahead, sums);
+        }
         return t;
     }
     for (int64_t c = 0; c < chunks; c++) {
@@ -388,7 +400,7 @@ INLINED int64_t pass(
             const int64_t apart = tiles_apart(format, b);
             for (t = first; t + g <= tiles; t += g)
                 block(format, n, g, chunk + t * heads_apart(format), b, data + t * apart, apart, rows,
-                      ahead, acc + t * TILE);
+                      ahead, sums.at + t * TILE);
             rows = rows_from(rows, 0, 1, length_of(format));
         }
         chunk += tiles * (head_of(format) + per * data_of(format));
@@ -400,25 +412,25 @@ INLINED int64_t pass(
  * of them where there is more than one chunk. */
 typedef void Pass(
     Rows rows, int64_t chunks, int64_t from, int64_t per, int64_t tiles, const uint8_t *chunk, Ahead ahead,
-    float *acc);
+    Sums sums);
 
 #define PASS(format, n) \
     static void format##_##n( \
         Rows rows, int64_t chunks, int64_t from, int64_t per, int64_t tiles, const uint8_t *chunk, \
-        Ahead ahead, float *acc) { \
+        Ahead ahead, Sums sums) { \
         int64_t done = \
-            pass(format, n, abreast(format, n), rows, chunks, from, per, tiles, 0, chunk, ahead, acc); \
+            pass(format, n, abreast(format, n), rows, chunks, from, per, tiles, 0, chunk, ahead, sums); \
         if (abreast(format, n) > 1 && done < tiles) \
-            format##_rest(rows, n, chunks, from, per, tiles, done, chunk, ahead, acc); \
+            format##_rest(rows, n, chunks, from, per, tiles, done, chunk, ahead, sums); \
     }
 
 /* Tiles that are too few for all that go abreast: row by row. */
 #define REST(format) \
     static void format##_rest( \
         Rows rows, int64_t n, int64_t chunks, int64_t from, int64_t per, int64_t tiles, int64_t first, \
-        const uint8_t *chunk, Ahead ahead, float *acc) { \
-        for (; n--; rows = rows_from(rows, 1, 0, 0), acc += GROUP * TILE) \
-            pass(format, 1, 1, rows, chunks, from, per, tiles, first, chunk, ahead, acc); \
+        const uint8_t *chunk, Ahead ahead, Sums sums) { \
+        for (; n--; rows = rows_from(rows, 1, 0, 0), sums.at += sums.wide) \
+            pass(format, 1, 1, rows, chunks, from, per, tiles, first, chunk, ahead, sums); \
     }
 
 #ifdef PLAIN_C

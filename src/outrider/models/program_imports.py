@@ -1,0 +1,230 @@
+"""torch and transformers as a program of ours imports them: without what no command ever calls.
+
+Half of the processor time of `import transformers.modeling_utils` goes into packages that it needs
+for a few names each: sharded tensors, the tracer of torch.compile, scipy's matching for losses of
+object detection. Another part is spent on reading all of its own files, twice, for the names that
+they export. On a slow core that is several seconds of every start.
+
+So programs of ours (the commands, a server's engine) call `import_lean` first. While it imports,
+transformers hears that torch was built without torch.distributed, which it then keeps to, as on
+systems where that is so; a few modules are stand-ins, whose names import the real one when they are
+called; and what its files export is read from the cache folder. Behind it all is as ever: others
+that import these modules get the real ones. A process that is one of several (torchrun) and a
+program that has imported transformers by itself are left alone, and so is whoever uses outrider as
+a library.
+"""
+
+import functools
+import hashlib
+import importlib
+import marshal
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import metadata
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from outrider import lazy
+from outrider.models import calibrate
+
+#: What every model needs, and which of it imports what there are stand-ins for.
+_IMPORTED = ("modeling_utils", "masking_utils", "generation", "models.llama.modeling_llama")
+_EXPORTS = "transformers.utils.import_utils"  #: where exported names are looked for
+
+
+def import_lean() -> None:
+    """Import torch and what of transformers every model needs."""
+    if "transformers" in sys.modules or "WORLD_SIZE" in os.environ:
+        return
+    from torch import distributed  # torch itself has no part in what follows
+
+    with lazy.uncollected(), ExitStack() as meanwhile:
+        meanwhile.enter_context(_instead(distributed, "is_available", lambda: False))
+        for name, names in _stand_ins().items():
+            meanwhile.enter_context(_stands_in(name, names))
+        meanwhile.enter_context(_exports_kept())
+        for part in _IMPORTED:
+            importlib.import_module(f"transformers.{part}")
+
+
+def _stand_ins() -> dict[str, dict[str, object]]:
+    """Modules by name, and all that transformers asks of them while it is imported."""
+    tracing = "torch._dynamo._trace_wrapped_higher_order_op"
+    return {
+        # Marks for torch.compile on functions for cards, which no command compiles.
+        "torch._dynamo": dict.fromkeys(
+            ("allow_in_graph", "assume_constant_result", "disable"), _unmarked
+        ),
+        tracing: {"TransformGetItemToIndex": _later(tracing, "TransformGetItemToIndex")},
+        "scipy.optimize": {
+            "linear_sum_assignment": _later("scipy.optimize", "linear_sum_assignment")
+        },
+    }
+
+
+def _unmarked(function: Any = None, *_: object, **__: object) -> Any:
+    """A decorator that leaves functions as they are, with or without options.
+
+    >>> _unmarked(len) is len, _unmarked(recursive=False)(len) is len
+    (True, True)
+    """
+    return _unmarked if function is None else function
+
+
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """A function that imports another when it is called.
+
+    >>> _later("math", "sqrt")(9.0)
+    3.0
+    """
+
+    def call(*given: object, **more: object) -> Any:
+        return getattr(importlib.import_module(module), name)(*given, **more)
+
+    return call
+
+
+@contextmanager
+def _stands_in(name: str, names: Mapping[str, object]) -> Iterator[None]:
+    """In here this module has these names; who asks for another gets the real module's.
+
+    >>> with _stands_in("tabnanny", {"check": 1}):
+    ...     import tabnanny
+    ...     tabnanny.check, tabnanny.NannyNag.__name__
+    (1, 'NannyNag')
+    """
+    if name in sys.modules:  # it is there: nothing is saved
+        yield
+        return
+    module = ModuleType(name)
+    vars(module).update(names)
+
+    def real(asked: str) -> object:
+        if asked.startswith("__"):
+            raise AttributeError(asked)
+        leave()
+        return getattr(importlib.import_module(name), asked)
+
+    def leave() -> None:
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+
+    vars(module)["__getattr__"] = real
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        leave()
+
+
+@contextmanager
+def _instead(of: ModuleType, name: str, value: object) -> Iterator[None]:
+    """In here this name of a module is another thing."""
+    before = getattr(of, name)
+    setattr(of, name, value)
+    try:
+        yield
+    finally:
+        setattr(of, name, before)
+
+
+@contextmanager
+def _exports_kept() -> Iterator[None]:
+    """In here what transformers' folders export is looked up in a file, which is written behind it
+    where there is none yet."""
+    place = _place()
+    if place is None:
+        yield
+        return
+    known = _read(place)
+    before = len(known)
+    finder = _Keeping(known)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+    if len(known) != before:
+        _write(place, known)
+
+
+class _Keeping(MetaPathFinder, Loader):
+    """Finds the module that reads folders, as others do, and has its function keep what it read."""
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        self._known = known
+        self._real: Any = None
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Of that one module."""
+        if name != _EXPORTS:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        self._real, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As its own loader does."""
+        made: ModuleType | None = self._real.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As its own loader does; then its function is wrapped, if there is still one."""
+        self._real.exec_module(module)
+        read = getattr(module, "create_import_structure_from_path", None)
+        if read is None:
+            return
+
+        @functools.wraps(read)
+        def kept(path: Any) -> Any:
+            text = os.fspath(path)
+            folder = os.path.dirname(text) if text.endswith(".py") else text
+            if folder not in self._known:
+                self._known[folder] = read(path)
+            return self._known[folder]
+
+        vars(module)["create_import_structure_from_path"] = kept
+
+
+def _place() -> Path | None:
+    """Where that is kept: by version, place and time of installation. None: it may change."""
+    try:
+        version = metadata.version("transformers")
+        spec = PathFinder.find_spec("transformers")
+        if spec is None or spec.origin is None or "dev" in version:
+            return None
+        folder = Path(spec.origin).parent
+        times = [Path(folder, name).stat().st_mtime_ns for name in ("__init__.py", "models")]
+    except (metadata.PackageNotFoundError, OSError):
+        return None
+    about = (version, str(folder), times, sys.version_info[:3], marshal.version)
+    digest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    return calibrate.cache_dir() / f"exports-{digest}.bin"
+
+
+def _read(place: Path) -> dict[str, Any]:
+    """What is kept; nothing where there is none, or where it is damaged."""
+    try:
+        whole = place.read_bytes()
+        if hashlib.sha256(whole[32:]).digest() == whole[:32]:
+            known: dict[str, Any] = marshal.loads(whole[32:])
+            return known
+    except (OSError, ValueError, EOFError, TypeError):
+        pass
+    return {}
+
+
+def _write(place: Path, known: dict[str, Any]) -> None:
+    """Whole, where that can be written."""
+    with suppress(OSError, ValueError):
+        said = marshal.dumps(known)
+        scratch = place.with_name(f"{place.name}.{os.getpid()}.tmp")
+        scratch.write_bytes(hashlib.sha256(said).digest() + said)
+        scratch.replace(place)

@@ -1,0 +1,81 @@
+"""torch and transformers as commands import them: less of them, and nothing else is different."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from outrider.models import program_imports
+
+LEFT_OUT = ("torch._dynamo", "torch.distributed.tensor", "scipy.optimize", "sympy")
+_TELL = f"""
+import json, sys
+from outrider.models.program_imports import import_lean
+import_lean()
+import transformers
+from transformers import AutoTokenizer, LlamaForCausalLM
+left = [name for name in {LEFT_OUT!r} if name in sys.modules]
+import torch, torch._dynamo, torch.distributed.tensor
+doubled = torch.compile(lambda x: 2 * x, backend="eager")(torch.ones(1)).item()
+exports = {{name: sorted(map(str, found)) for name, found in (
+    ("models", transformers.models._class_to_module), ("all", transformers._class_to_module))}}
+files = [getattr(module, "__file__", None) for module in (torch._dynamo, torch.distributed.tensor)]
+said = dict(left=left, doubled=doubled, exports=exports, files=files,
+            sharding=transformers.utils.is_torch_distributed_available())
+print(json.dumps(said))
+"""
+
+
+def told(cache, program=_TELL, **environment):
+    here = os.environ | {"XDG_CACHE_HOME": str(cache)} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=here, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """As a process imports them that is one of several: all of both."""
+    return told(tmp_path_factory.mktemp("usual"), WORLD_SIZE="2")
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("lean")
+    return cache, told(cache)
+
+
+def test_what_no_command_calls_is_left_out_and_there_for_others(usual, lean):
+    _, said = lean
+    assert (said["left"], said["sharding"]) == ([], False)
+    assert (usual["left"], usual["sharding"]) != ([], False)
+    assert said["doubled"] == 2.0
+    assert all(said["files"])
+
+
+def test_what_transformers_exports_is_the_same_from_its_files_and_from_ours(usual, lean):
+    cache, said = lean
+    assert said["exports"] == usual["exports"]
+    assert len(said["exports"]["all"]) > 1000
+    (kept,) = (cache / "outrider").glob("exports-*.bin")
+    again = told(cache)
+    assert again == said
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-7])  # damaged: read anew, and written whole
+    assert told(cache)["exports"] == usual["exports"]
+    assert len(kept.read_bytes()) == len(whole)
+
+
+def test_a_stand_in_gives_way_to_whoever_asks_for_more(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    with program_imports._stands_in("tabnanny", {"check": 1}):
+        import tabnanny as first
+
+        assert first.check == 1
+        assert first.NannyNag is sys.modules["tabnanny"].NannyNag
+        assert sys.modules["tabnanny"] is not first
+    assert callable(sys.modules["tabnanny"].check)
+    del sys.modules["tabnanny"]  # others begin without it
