@@ -26,6 +26,15 @@ _TRANSDUCER = "it is a transducer, which walks through the frames of a recording
 _POOLED = "it pools every few tokens into one key as they come, a tree's siblings with one another"
 _TEXT_ALONE = "nobody has tried it with its encoders; its text model alone is supported"
 
+_ATTENTION = "use a model whose layers are all attention"
+#: What to do, where it is not to use a model that the table has.
+_INSTEAD = {
+    _RECURRENT: _ATTENTION,
+    _POOLED: _ATTENTION,
+    _TEXT_ALONE: "give its text model alone, in a folder of its own",
+}
+_TABLE = "use a model of docs/supported-models.md"
+
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
 REASONS: dict[str, str] = {
     "plamo2": _RECURRENT,
@@ -118,7 +127,7 @@ def check_loaded(given: object, name: str, instead: str) -> None:
 def check_config(config: PretrainedConfig, name: str | None = None) -> None:
     """Raise UnsupportedModel for an architecture that cannot be driven, before weights are read."""
     kind = read(config, "model_type", str) or name or type(config).__name__
-    advice = "use a model whose layers are all attention"
+    advice = _ATTENTION
 
     def refuse(reason: str, advice: str = advice) -> None:
         raise UnsupportedModel(
@@ -137,7 +146,7 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
         if hears is not None and hears not in seq2seq.HEARING:
             refuse(f"nobody has tried one with an encoder of {hears!r}", advice)
     if kind in REASONS:
-        refuse(REASONS[kind])
+        refuse(REASONS[kind], _INSTEAD.get(REASONS[kind], _TABLE))
     if kind in _ENCODERS and not read(config, "is_decoder", bool):
         refuse(
             "it is an encoder, whose tokens look at those behind them, too; is_decoder=True in its "
