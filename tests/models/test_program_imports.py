@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import tiny_whisper
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models import program_imports
 
@@ -25,6 +27,36 @@ files = [getattr(module, "__file__", None) for module in (torch._dynamo, torch.d
 said = dict(left=left, doubled=doubled, exports=exports, files=files,
             sharding=transformers.utils.is_torch_distributed_available())
 print(json.dumps(said))
+"""
+
+
+_SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+_MADE = """
+import json, os, sys, torch
+from outrider.models import program_imports
+program_imports.import_lean()
+import transformers
+def tensors(folder):
+    sound = folder.endswith("whisper")
+    kind = transformers.AutoModelForSpeechSeq2Seq if sound else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(folder)
+    each = [*model.named_parameters(), *model.named_buffers()]
+    return {name: [str(x.dtype), str(x.device), x.tolist()] for name, x in each}
+made = {}
+for folder in json.loads(os.environ["FOLDERS"]):
+    with program_imports.made_lean(os.path.basename(folder)):
+        made[folder] = tensors(folder)
+imported = "torch._dynamo" in sys.modules
+print(json.dumps([imported, [folder for folder in made if made[folder] != tensors(folder)]]))
 """
 
 
@@ -79,3 +111,17 @@ def test_a_stand_in_gives_way_to_whoever_asks_for_more(monkeypatch):
         assert sys.modules["tabnanny"] is not first
     assert callable(sys.modules["tabnanny"].check)
     del sys.modules["tabnanny"]  # others begin without it
+
+
+def test_models_are_made_the_same_without_the_tracer(tmp_path):
+    folders = []
+    for name in sorted(program_imports._PLAINLY_MADE):
+        folders.append(str(tmp_path / name))
+        if name == "whisper":
+            tiny_whisper.whisper().save_pretrained(folders[-1])
+        else:
+            config = AutoConfig.for_model(name, **_SMALL)
+            AutoModelForCausalLM.from_config(config).save_pretrained(folders[-1])
+    imported, different = told(tmp_path, _MADE, FOLDERS=json.dumps(folders))
+    assert not imported
+    assert different == []

@@ -16,6 +16,7 @@ from outrider.errors import (
 )
 from outrider.models import pretrained
 from outrider.models.config import found, pairs, read
+from outrider.models.program_imports import made_lean
 from outrider.models.unsupported import REASONS
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def read_weights(source: "ModelSource", **how: object) -> PreTrainedModel:
     kind = auto_class(source.config)
     more = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below
     try:
-        model, told = pretrained.read_model(kind, source.where, source.trust, **more, **how)
+        with made_lean(source.config.model_type):
+            model, told = pretrained.read_model(kind, source.where, source.trust, **more, **how)
     except UnpicklingError as error:
         _refuse(source, pickled(error), error)
     except (UnsupportedModel, RemoteCodeRefused):

@@ -52,6 +52,46 @@ def import_lean() -> None:
             importlib.import_module(f"transformers.{part}")
 
 
+#: Types of models whose layers compute nothing of weights while they are made.
+_PLAINLY_MADE = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "whisper"})
+
+
+@contextmanager
+def made_lean(model_type: str) -> Iterator[None]:
+    """In here models of common types are made without torch's tracer, if it is not imported yet.
+
+    transformers makes layers of tensors without memory and reads weights into them. Drawing such a
+    tensor, or dividing positions, which have no memory either then, is done in Python by torch,
+    and imports the tracer and sympy: nothing is drawn where there is no memory, and positions are
+    numbers.
+    """
+    import torch
+    from torch import nn
+
+    if model_type not in _PLAINLY_MADE or "torch._dynamo" in sys.modules:
+        yield
+        return
+
+    def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(draw)
+        def unless_meta(tensor: Any, *given: Any, **more: Any) -> Any:
+            return tensor if tensor.is_meta else draw(tensor, *given, **more)
+
+        return unless_meta
+
+    counts = torch.arange
+
+    @functools.wraps(counts)
+    def here(*given: Any, **more: Any) -> Any:
+        return counts(*given, **{"device": "cpu"} | more)
+
+    with ExitStack() as meanwhile:
+        for name in ("normal_", "uniform_", "kaiming_uniform_"):
+            meanwhile.enter_context(_instead(nn.init, name, drawn(getattr(nn.init, name))))
+        meanwhile.enter_context(_instead(torch, "arange", here))
+        yield
+
+
 def _stand_ins() -> dict[str, dict[str, object]]:
     """Modules by name, and all that transformers asks of them while it is imported."""
     tracing = "torch._dynamo._trace_wrapped_higher_order_op"
