@@ -125,7 +125,8 @@ def test_a_token_reads_every_weight_once(briefly, tmp_path, tied):
 
 def test_a_token_reads_the_blocks_of_a_file(briefly, tmp_path):
     """Q8_0: 34 bytes for 32 weights; norms and biases in float32."""
-    model = tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.model(hidden_size=64, intermediate_size=96), "Q8_0")
+    made = tiny_gguf.model(hidden_size=64, intermediate_size=96)
+    model = tiny_gguf.write(tmp_path / "m.gguf", made, "Q8_0")
     weights = list(model.parameters())
     in_file = sum(w.numel() * (34 / 32 if w.dim() > 1 else 4) for w in weights)
     read = sum(w.numel() for w in weights) - model.get_input_embeddings().weight.numel()
