@@ -37,8 +37,12 @@ _IMPORTED = ("modeling_utils", "masking_utils", "generation", "models.llama.mode
 _EXPORTS = "transformers.utils.import_utils"  #: where exported names are looked for
 
 
+_imported_lean = False  #: whether this process is a program of ours, and has called `import_lean`
+
+
 def import_lean() -> None:
     """Import torch and what of transformers every model needs."""
+    global _imported_lean
     if "transformers" in sys.modules or "WORLD_SIZE" in os.environ:
         return
     from torch import distributed  # torch itself has no part in what follows
@@ -50,6 +54,7 @@ def import_lean() -> None:
         meanwhile.enter_context(_exports_kept())
         for part in _IMPORTED:
             importlib.import_module(f"transformers.{part}")
+    _imported_lean = True
 
 
 #: Types of models whose layers compute nothing of weights while they are made.
@@ -63,12 +68,12 @@ def made_lean(model_type: str) -> Iterator[None]:
     transformers makes layers of tensors without memory and reads weights into them. Drawing such a
     tensor, or dividing positions, which have no memory either then, is done in Python by torch,
     and imports the tracer and sympy: nothing is drawn where there is no memory, and positions are
-    numbers.
+    numbers. In programs of ours alone: threads of others may count on torch's functions meanwhile.
     """
     import torch
     from torch import nn
 
-    if model_type not in _PLAINLY_MADE or "torch._dynamo" in sys.modules:
+    if not _imported_lean or model_type not in _PLAINLY_MADE or "torch._dynamo" in sys.modules:
         yield
         return
 
