@@ -7,10 +7,7 @@ entries of the rows it names and of no others. The transformers cache interface 
 of its models can write here; nothing else of transformers is used.
 """
 
-import contextlib
 import math
-import mmap
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, Self
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from outrider.models import memory
 from outrider.models.recurrent.hooks import StateHandle, ask
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.row_params import scatter_items
@@ -439,11 +437,8 @@ def _zeros(like: Tensor, planes: int, rows: int, heads: int, slots: int, entry: 
     given whole pages, too, so that several rows are in small ones.
     """
     shape = planes, rows, heads, slots, entry
-    if like.device.type != "cpu" or os.name != "posix" or not math.prod(shape):
+    if like.device.type != "cpu" or not math.prod(shape):
         return like.new_zeros(shape)
     size = math.prod(shape) * like.element_size()
-    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if rows == 1 and slots > FIRST and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
+    pages = memory.mapped(size, large_pages=rows == 1 and slots > FIRST)
+    return pages[:size].view(like.dtype).view(shape)

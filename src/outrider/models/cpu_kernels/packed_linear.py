@@ -6,8 +6,6 @@ and however many threads there are: no form of a call has to be tried at load, a
 """
 
 import ctypes
-import mmap
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,62 +25,14 @@ from outrider.models.cpu_kernels.packed_formats import (
     Laid,
     lay_groups,
 )
-
-# Memory for weights in pages of 2 MiB, where the system gives them when asked.
-#
-# A step reads all weights once. In pages of 4 KiB a processor looks up an address every 64 lines,
-# and fetches nothing ahead across a page's end. What is smaller than a page shares a mapping with
-# what is made next to it; a mapping is given back when nothing in it is used any more.
-
-_PAGE = 2 << 20
-_MAPPING = 32 << 20  #: bytes that are asked for at once
-_LINE = 64  #: bytes of a processor's cache line
-_lock = threading.Lock()
-_rest = torch.empty(0, dtype=torch.uint8)  #: of the mapping that small pieces are cut from
-
-
-def empty(count: int) -> Tensor:
-    """So many bytes, uint8, from a whole cache line on, not set to anything.
-
-    >>> empty(100).shape, empty(100).data_ptr() % 64
-    (torch.Size([100]), 0)
-    """
-    global _rest
-    room = -(-count // _LINE) * _LINE
-    with _lock:
-        if room > _MAPPING // 2:
-            return _mapping(room)[:count]
-        if room > _rest.numel():
-            _rest = _mapping(_MAPPING)
-        with torch.inference_mode(False):
-            piece, _rest = _rest[:count], _rest[room:]
-        return piece
-
-
-def _mapping(room: int) -> Tensor:
-    """Whole pages of at least so many bytes."""
-    size = -(-room // _PAGE) * _PAGE
-    if not hasattr(mmap, "MADV_HUGEPAGE"):  # Linux alone has them
-        mapped = mmap.mmap(-1, size + _PAGE)
-    else:
-        # private: shared memory, which `mmap` maps otherwise, has a switch of its own that is off
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        mapped = mmap.mmap(-1, size + _PAGE, flags=flags)
-        try:
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without them: pages stay small
-    with torch.inference_mode(False):  # pieces of it are written to in and outside inference mode
-        whole = torch.frombuffer(mapped, dtype=torch.uint8)  # keeps the mapping while it lives
-        first = -whole.data_ptr() % _PAGE
-        return whole[first : first + size]
-
+from outrider.models.memory import empty
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
 _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _HALVES = 14  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
+_LINE = 64  #: bytes of a cache line
 _AT_ONCE = 64 * GROUP * TILE  #: outputs that are laid at once, lest a second copy of all is made
 
 
