@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from outrider import arguments
-from outrider.drafters import DRAFTERS, Root
+from outrider.drafters import DRAFTERS
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models.config import read
@@ -294,7 +294,7 @@ def _each(name: str, given: Any, rows: int) -> Iterable[Any]:
 def refuse_useless(drafter: Drafter) -> None:
     """Refuse a reference for a drafter that copies from none; plain decoding needs no draft."""
     recipe = DRAFTERS.get(drafter.name)
-    if recipe is None or recipe.copies or isinstance(drafter, Root):
+    if recipe is None or recipe.copies or not drafter.shapes[0].max_depth:
         return
     able = ", ".join(repr(name) for name, other in DRAFTERS.items() if other.copies)
     raise ConfigurationError(

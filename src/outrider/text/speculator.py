@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import arguments, verifiers
-from outrider.drafters import ReferenceLookup, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request, StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
@@ -209,6 +208,8 @@ class Speculator:
 
     def plain(self, shared_noise: bool = False) -> "Speculator":
         """Ordinary decoding with the same target; `shared_noise` by the noise that drafts share."""
+        from outrider.drafters import Root
+
         return self.using(Root(), verifiers.get("match") if shared_noise else None)
 
     def generate(
@@ -380,8 +381,11 @@ class Speculator:
             assert prompts is not None
             return prompted(self.engine, prompts, audio, settings)
         engine = self.engine
-        if settings.reference is not None and engine.drafter.name != ReferenceLookup.name:
-            engine = self.using(ReferenceLookup()).engine
+        if settings.reference is not None:
+            from outrider.drafters import ReferenceLookup
+
+            if engine.drafter.name != ReferenceLookup.name:
+                engine = self.using(ReferenceLookup()).engine
         return transcription(engine, self.hearing, audio, settings)
 
     @property
