@@ -424,6 +424,8 @@ class Speculator:
                 arguments.refuse("rules", "a SamplingParams", rules, do)
             return [ruled(own, rules) for own in settings]
         if self.opening is None:
+            if self.defaults.rules == SILENT.rules and not self.defaults.min_length:
+                return list(settings)
             both = zip(settings, prompts, strict=True)
             return [ruled(own, self.defaults.rules_without(len(ids))) for own, ids in both]
         if self.opening.left_out:
