@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.engine.request import Request, source_ids, wear
+from outrider.engine.request import Request, assign_adapters, source_ids
 from outrider.models.decoder import media_of
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import LINE, PrefixCache
@@ -177,7 +177,7 @@ class Prefill:
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
         self.cache = target.open(len(prompts), capacity, inputs)
-        wear(self.cache, requests)
+        assign_adapters(self.cache, requests)
         self._media = _only(requests)
         self._reader = None if self._media is None else media_of(target)
         least = 0 if self._media is None else self._media.end(requests[0].asked)

@@ -46,14 +46,14 @@ class OutputProcessor:
         """What a step emitted for these requests, its rows, on its way to the host."""
         requests = [self._requests.entries[number].request for number in numbers]
         wanted = [request.logprobs for request in requests]
-        told = {
+        logprobs = {
             asked: gather_logprobs(made.scores, made.verdict, made.block, asked)
             for asked in dict.fromkeys(wanted)
             if asked is not None
         }
         traced = [self._trace or request.trace for request in requests]
         return InFlightOutput(
-            made.block, made.draft, made.verdict, list(numbers), traced, told, wanted
+            made.block, made.draft, made.verdict, list(numbers), traced, logprobs, wanted
         )
 
     def process(self, output: InFlightOutput, seconds: float) -> list[StepReport]:
@@ -69,7 +69,7 @@ class OutputProcessor:
         reports = []
         while len(self._in_flight) > left:
             output = self._in_flight.popleft()
-            blocks = self._requests.tell(output)
+            blocks = self._requests.record(output)
             tree = output.draft.tree
             took = None if self.lag else 1e3 * output.seconds
             reports.append(StepReport(blocks, tree.nodes, tree.max_depth, took))

@@ -79,7 +79,7 @@ def _law(scores: Scores, nodes_BT: Tensor, law: ReportedProbs) -> Tensor:
 
 
 #: Log-probabilities of tokens, and of the likeliest beside each; None where nobody asked.
-Said = tuple[list[float] | None, list[list[tuple[int, float]]] | None]
+RowLogprobs = tuple[list[float] | None, list[list[tuple[int, float]]] | None]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class InFlightOutput:
     verdict: Verdict
     requests: list[int]
     traced: list[bool]  #: by row
-    told: dict[Logprobs, StepLogprobs] = field(default_factory=dict)  #: what rows want to be told
+    logprobs: dict[Logprobs, StepLogprobs] = field(default_factory=dict)  #: what rows ask for
     wanted: list[Logprobs | None] | None = None  #: by row
     seconds: float = 0.0  #: what the step took of the host
     _block: list[torch.Tensor] = field(init=False, default_factory=list)
@@ -134,14 +134,14 @@ class InFlightOutput:
         if any(self.traced):
             d, v = self.draft, self.verdict
             parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
-        for told in self.told.values():
+        for told in self.logprobs.values():
             parts += told
         if b.emitted_B.is_cuda:
             parts = [part.to("cpu", non_blocking=True) for part in parts]
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
-        for asked in reversed(self.told):
-            self.told[asked] = StepLogprobs(*parts[-3:])
+        for asked in reversed(self.logprobs):
+            self.logprobs[asked] = StepLogprobs(*parts[-3:])
             del parts[-3:]
         if b.lists is None:
             self._block, parts = parts[:3], parts[3:]
@@ -159,12 +159,12 @@ class InFlightOutput:
             tokens.tolist(), emitted, reason, accepted, drafted, overlap.tolist(), overlaps
         )
 
-    def told_of(self, row: int, count: int) -> Said:
+    def logprobs_of(self, row: int, count: int) -> RowLogprobs:
         """Of a row's first tokens: their log-probabilities, and the likeliest beside them."""
         asked = None if self.wanted is None else self.wanted[row]
         if asked is None:
             return None, None
-        logs, ids, tops = (table[row, :count].tolist() for table in self.told[asked])
+        logs, ids, tops = (table[row, :count].tolist() for table in self.logprobs[asked])
         if not asked.top:
             return logs, None
         return logs, [list(zip(*place, strict=True)) for place in zip(ids, tops, strict=True)]

@@ -143,7 +143,7 @@ def source_ids(inputs: Inputs | MultiModalInputs | None) -> list[int]:
     return ids
 
 
-def wear(cache: Any, requests: Sequence[Request]) -> None:
+def assign_adapters(cache: Any, requests: Sequence[Request]) -> None:
     """Let the rows of a target's new cache have their requests' adapters."""
     names = tuple(request.lora_name for request in requests)
     if any(name is not None for name in names):

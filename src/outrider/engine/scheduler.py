@@ -177,7 +177,7 @@ class RequestTable:
         entry.move(phase, reason)
         entry.request = replace(entry.request, inputs=None)  # what it has read is large
 
-    def tell(self, output: InFlightOutput) -> list[StepOutput]:
+    def record(self, output: InFlightOutput) -> list[StepOutput]:
         """Read what a step emitted, count it for its requests, and make it ready."""
         block, blocks = output.read(), []
         for at, number in enumerate(output.requests):
@@ -201,9 +201,9 @@ class RequestTable:
             reason = REASONS[block.reason[at]] if block.reason[at] else None
             if reason is not None:
                 self._over(entry, RequestStatus.ENDED, reason)
-            accepted, said = min(block.accepted[at], len(ids)), output.told_of(at, len(ids))
+            accepted, logs = min(block.accepted[at], len(ids)), output.logprobs_of(at, len(ids))
             drafted, trace = block.drafted[at], output.trace_of(at)
-            blocks.append(StepOutput(number, ids, accepted, reason, drafted, trace, *said))
+            blocks.append(StepOutput(number, ids, accepted, reason, drafted, trace, *logs))
         self.ready += blocks
         return blocks
 

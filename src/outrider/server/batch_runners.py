@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from outrider.engine.outputs import Logprobs, StepOutput
-from outrider.engine.request import Request, check, wear
+from outrider.engine.request import Request, assign_adapters, check
 from outrider.models.prefill import causal, inference
 from outrider.speech.audio import Samples
 from outrider.speech.prompted_transcriber import PromptedTranscription
@@ -131,7 +131,7 @@ class PromptScores:
         check(request, self._count, self._target, False)
         assert request.logprobs is not None
         cache = self._target.open(1, self._target.width(len(request.prompt)))
-        wear(cache, [request])
+        assign_adapters(cache, [request])
         self._going[self._count] = _PromptRead(request, request.logprobs, cache)
         self._count += 1
         return self._count - 1

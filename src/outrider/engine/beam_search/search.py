@@ -38,7 +38,7 @@ from outrider.engine.beam_search.step import (
     start,
     step,
 )
-from outrider.engine.request import Request, check, source_ids, wear
+from outrider.engine.request import Request, assign_adapters, check, source_ids
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import inference
 from outrider.row_params import SamplingRows, Shaping
@@ -389,7 +389,7 @@ def prepared(
     capacity = target.width(capacity + 2 * ahead + 2 * NARROW)
     media = [request.media for request in requests]
     oracle = PrefixScorer(target, prompts, capacity, inputs, shapers, media=media)
-    wear(oracle.cache, requests)
+    assign_adapters(oracle.cache, requests)
     return Prepared(oracle, rules, shapers, inputs)
 
 
