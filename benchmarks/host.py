@@ -3,12 +3,14 @@
     python benchmarks/host.py [--vocab 4096] [--steps 300]   # around models that answer at once
     python benchmarks/host.py share [--rows 1 8 16]          # its share, around the shipped pair
     python benchmarks/host.py recall SMOLLM2 [--rows 1 8]    # what `recall` adds to a plain step
+    python benchmarks/host.py layers SMOLLM2 [--rows 1 8]    # all layers as one call or in parts
 
-Thread CPU time, so that a busy neighbour core does not count; the minimum over five rounds.
+Thread CPU time, so that a busy neighbour core does not count; the minimum over several rounds.
 """
 
 import argparse
 import contextlib
+import copy
 import json
 import os
 import time
@@ -26,6 +28,7 @@ from outrider.engine import step
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import Adaptive, FixedLength
 from outrider.models.cache import SlotCache
+from outrider.models.prefill import causal
 from outrider.shipped import shipped
 from outrider.types import Nodes, Output
 
@@ -135,6 +138,28 @@ def above_plain(target: str, rows: int, rounds: int = 7) -> None:
         )
 
 
+def layers(target: str, rows: int, rounds: int = 24) -> None:
+    """A line: milliseconds of a model's call behind 200 tokens, by turns as one and in parts."""
+    model = outrider.load(target, drafter="root", threads=1).engine.target
+    apart = copy.copy(model)
+    apart.runner = copy.copy(model.runner)
+    apart.runner.whole = None
+    at = torch.arange(201).expand(rows, -1)
+    least = {"as one call": 1e9, "one by one": 1e9}
+    with torch.inference_mode():
+        cache = model.open(rows, 512)
+        model.forward(cache, causal(at[:, :200] + 5, at[:, :200], 256), last=1)
+        nodes = causal(at[:, 200:] + 5, at[:, 200:], 256)
+        for _ in range(rounds):
+            for name, each in zip(least, (model, apart), strict=True):
+                started = time.thread_time()
+                for _ in range(4):
+                    each.forward(cache, nodes)
+                least[name] = min(least[name], 1e3 * (time.thread_time() - started) / 4)
+    told = ", ".join(f"{name} {took:.2f} ms" for name, took in least.items())
+    print(f"{rows:2d} rows, {model.runner.layers} layers {told}", flush=True)
+
+
 def begun(speculator: Any, rows: int, temperature: float) -> list[Request]:
     """Requests that begin with held-out prompts of the shipped pair."""
     prompts = [json.loads(line)["prompt"] for line in shipped("heldout_prompts.jsonl").open()]
@@ -180,8 +205,10 @@ def spent(engine: Engine, requests: list[Request]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=["steps", "share", "recall"], default="steps")
-    parser.add_argument("target", nargs="?", help="of recall: a folder or hub name")
+    parser.add_argument(
+        "what", nargs="?", choices=["steps", "share", "recall", "layers"], default="steps"
+    )
+    parser.add_argument("target", nargs="?", help="of recall and layers: a folder or a file")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=4096)
@@ -192,9 +219,9 @@ def main() -> None:
             for temperature in (0.0, 1.0):
                 share(rows, temperature, given.depth)
         return
-    if given.what == "recall":
+    if given.what in ("recall", "layers"):
         for rows in given.rows:
-            above_plain(given.target, rows)
+            (above_plain if given.what == "recall" else layers)(given.target, rows)
         return
     target, model = Instant(given.vocab, 1), Instant(given.vocab, 2)
     arms = {

@@ -253,7 +253,7 @@ class BartRunner:
         if self.whole is None or sources is None or not isinstance(call, KernelCall):
             x, kept = self._one_by_one(call, cache, state, x, aux_layers)
         else:
-            kept = self.whole(call, cache.layers, sources, state, x, aux_layers)
+            kept = self.whole(call, cache, sources, state, x, aux_layers)
         if last is not None:
             x = x[:, -last:]
         kept[-1] = x

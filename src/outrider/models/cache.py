@@ -141,6 +141,9 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._slots: Tensor | None = None
         self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
+        #: The first layer's keys, and where all layers' keys and values lie: of a compiled call's
+        #: keeping, and None whenever they lie elsewhere.
+        self.planes: tuple[Tensor, Tensor] | None = None
         self._positions_BS: Tensor | None = None
         super().__init__(layers=[SlotLayer(self, i) for i in range(layers)])
 
@@ -399,6 +402,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def _attach(self) -> None:
         """Give the layers their part of the buffers."""
+        self.planes = None
         for layer in self.layers:
             if not isinstance(layer, SlotLayer):
                 continue  # a runner's own

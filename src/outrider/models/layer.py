@@ -19,6 +19,8 @@ from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotLayer
 from outrider.models.config import found
 from outrider.models.cpu_kernels import layer_kernels
+from outrider.models.cpu_kernels.decoder_layers import LlamaParts
+from outrider.models.cpu_kernels.packed_linear import PackedLinear
 from outrider.models.decoder import additive
 from outrider.models.linear import fused
 from outrider.models.weight_only import WeightOnlyTensor
@@ -192,6 +194,15 @@ class Layer:
         self._widths = [each.weight.shape[0] for each in (a.q_proj, a.k_proj, a.v_proj)]
         norms = (a.q_norm, a.k_norm) if found(a, "q_norm") else ()
         self._head_norms = [(way.weight(each.weight), each.weight.numel()) for each in norms]
+
+    def parts(self) -> LlamaParts:
+        """What it is made of, for a compiled call."""
+        products = (self.qkv, self.out, self.gate_up, self.down)
+        return LlamaParts(
+            [one for one in products if isinstance(one, PackedLinear)],
+            (self.before, self.between),
+            [weight for weight, _ in self._head_norms],
+        )
 
     def heads(self, call: LayerOpsCall, qkv: Tensor) -> Tensor:
         """qkv [B, Q, (H + 2 K) E] with queries and keys normed head by head, where a layer does."""

@@ -1,9 +1,10 @@
-"""A lean decoder for the CPU, of Llama and its like: the same weights, a quarter of the calls.
+"""A lean decoder for the CPU, of Llama and its like: the same weights, a fraction of the calls.
 
 transformers spends most of a small model's step in operators around the products. Here query, key
 and value are one product, gate and up another, rotary factors come from a table, and the weights
-may be packed; what stands between the products is compiled in bfloat16 and float32. Scores equal
-transformers' to rounding (tests/models); plain and speculative decoding run through it alike.
+may be packed; what stands between the products is compiled in bfloat16 and float32, and where
+packed weights have float32 states all layers are one call. Scores equal transformers' to rounding
+(tests/models); plain and speculative decoding run through it alike.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,8 +16,10 @@ from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
+from outrider.models.cpu_kernels.decoder_layers import LlamaLayers, unsupported_reason
+from outrider.models.cpu_kernels.layer_kernels import CpuKernels, KernelCall
 from outrider.models.decoder import EncoderAdapter
-from outrider.models.layer import STATIC_ROPE, Layer, chosen, whole
+from outrider.models.layer import STATIC_ROPE, Layer, LayerOpsCall, chosen, whole
 from outrider.models.linear import Product, fused
 from outrider.models.lora import LoraBank
 from outrider.types import Inputs, Nodes, Output
@@ -94,11 +97,23 @@ class LlamaRunner:
         self._layers = [Layer(layer, packed, int8, self._between) for layer in model.model.layers]
         self._norm = self._between.weight(model.model.norm.weight)
         self._head = fused([model.lm_head], packed, int8=int8, wide=True)
+        #: All layers as one call, without adapters; None where their parts run one by one.
+        self.whole = self._joined()
+
+    def _joined(self) -> LlamaLayers | None:
+        products = [
+            one for each in self._layers for one in (each.qkv, each.out, each.gate_up, each.down)
+        ]
+        kernels = isinstance(self._between, CpuKernels) and self.dtype is torch.float32
+        if not kernels or unsupported_reason(products, "silu"):
+            return None
+        return LlamaLayers([each.parts() for each in self._layers], self, self._norm)
 
     def keep_layers(self, numbers: tuple[int, ...]) -> None:
         """Run these of its layers alone from now on."""
         self._layers = [self._layers[number] for number in numbers]
         self.layers = len(self._layers)
+        self.whole = self._joined()
 
     def adapt(self, bank: LoraBank) -> None:
         """Let rows have adapters of their own."""
@@ -134,7 +149,25 @@ class LlamaRunner:
     ) -> Output:
         """Logits of the (last) nodes, and their states at the aux layers."""
         call = self._between.open(nodes)
-        state, more = F.embedding(nodes.tokens_BQ, self._embedding), None
+        state = F.embedding(nodes.tokens_BQ, self._embedding)
+        if self.whole is None or cache.adapters or not isinstance(call, KernelCall):
+            x, kept = self._one_by_one(call, cache, state, last, aux_layers)
+        else:
+            x, kept = self.whole(call, cache, state.contiguous(), last, aux_layers)
+        kept[-1] = x
+        few = slice(-x.shape[1], None)
+        return Output(self._head(x), tuple(kept[layer][:, few] for layer in aux_layers))
+
+    def _one_by_one(
+        self,
+        call: LayerOpsCall,
+        cache: SlotCache,
+        state: Tensor,
+        last: int | None,
+        aux_layers: tuple[int, ...],
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """What the output layer reads of the (last) nodes, and the states at the aux layers."""
+        more: Tensor | None = None
         kept: dict[int, Tensor] = {}
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
             state, x = call.norm(state, more, layer.before)
@@ -145,7 +178,4 @@ class LlamaRunner:
             more = layer.down(call.gate(layer.gate_up(x)))
         if last is not None:
             state, more = state[:, -last:], None if more is None else more[:, -last:]
-        _, state = call.norm(state, more, self._norm)
-        kept[-1] = state
-        few = slice(-state.shape[1], None)
-        return Output(self._head(state), tuple(kept[layer][:, few] for layer in aux_layers))
+        return call.norm(state, more, self._norm)[1], kept

@@ -1,5 +1,5 @@
-/* The layers of a decoder with cross attention (BART's and its like), one after the other, in
- * float32 on a CPU: products, norms, gates and both attentions in one call.
+/* The layers of a decoder, one after the other, in float32 on a CPU: products, norms, gates and
+ * attention in one call. Decoders with cross attention are BART's and its like, others Llama's.
  *
  * A row of a call (one token) is computed in one order whatever stands beside it, as in every part.
  * No product may be contracted into a sum but where `fma_` says so: compile with -ffp-contract=off.
@@ -7,6 +7,7 @@
  * Shapes: B rows, Q queries, H heads, E numbers of a state, I of what lies between `up` and `down`.
  */
 #include "attend.h"
+#include "thread_pool.h"
 
 #define PARTS 3 /* weights of one product, at most */
 
@@ -56,6 +57,14 @@ int outrider_cross(
 int outrider_packed_linear(
     int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, const float *, const uint8_t *,
     const float *, float *);
+void outrider_norm(
+    int64_t, int64_t, int64_t, int64_t, float, const void *, const void *, const void *, void *, void *);
+void outrider_gate(int64_t, int64_t, int64_t, int64_t, const void *, void *);
+
+/* So many numbers, in whole lines. */
+static float *numbers(int64_t count) {
+    return aligned_alloc(64, (count + LANES) * sizeof(float) / 64 * 64 + 64);
+}
 
 static int multiplied(const Linear *l, int64_t rows, int64_t threads, const float *x, float *y) {
     const float *bias = l->bias;
@@ -131,7 +140,8 @@ static void activated(float *x, int64_t count, int64_t act) {
 
 /* All layers over state and x [B, Q, E], the first of which are embeddings and what the first layer
  * reads of them. Behind the last they hold the state and what the output layer reads. `kept` [layers]
- * are where the states ahead of each layer go, or NULL; keys and values [layers] are the cache's.
+ * are where the states ahead of each layer go, or NULL, as it may be itself; keys and values [layers]
+ * are the cache's.
  *
  * Returns 1 without memory, 2 for a slot that is not there, 3 for what is not compiled. */
 int outrider_decoder(
@@ -140,14 +150,14 @@ int outrider_decoder(
     const int32_t *count, const int32_t *ahead, float *const *kept, float *state, float *x) {
     const int64_t rows = at->B * at->Q, width = d->width, all_of = rows * width;
     const int64_t threads = at->threads;
-    float *room = aligned_alloc(64, (rows * (5 * width + d->inner) + LANES) * sizeof(float) / 64 * 64 + 64);
+    float *room = numbers(rows * (5 * width + d->inner));
     if (!room) return 1;
     float *qkv = room, *heads = qkv + 3 * all_of, *more = heads + all_of, *inner = more + all_of;
     int failed = 0;
     for (int64_t i = 0; i < d->layers; i++) {
         const DecoderLayer *l = d->layer + i;
         const float *planes = from->table + 2 * i * from->plane;
-        if (kept[i]) memcpy(kept[i], state, all_of * sizeof(float));
+        if (kept && kept[i]) memcpy(kept[i], state, all_of * sizeof(float));
         if ((failed = multiplied(&l->qkv, rows, threads, x, qkv))) break;
         if ((failed = outrider_attend(
                  at, qkv, cos, sin, slots, keys[i], values[i], visible, count, ahead, heads)))
@@ -165,6 +175,83 @@ int outrider_decoder(
         activated(inner, rows * d->inner, d->act);
         if ((failed = multiplied(&l->down, rows, threads, inner, more))) break;
         joined(&l->after, rows, width, d->ahead, state, more, x);
+    }
+    free(room);
+    return failed;
+}
+
+typedef struct {
+    Linear qkv, out, gate_up, down;
+    const float *before, *between; /* norms [E], ahead of attention and of the gate */
+    const float *queries, *keys;   /* norms of heads, or NULL */
+} LlamaLayer;
+
+typedef struct {
+    int64_t layers, width, inner;
+    float eps;
+    const float *behind; /* the norm behind all of them */
+    const LlamaLayer *layer;
+} Llama;
+
+/* Rows of queries, keys and values whose queries and keys are normed head by head, `each` a piece. */
+typedef struct {
+    const Sizes *at;
+    const LlamaLayer *layer;
+    float eps, *qkv;
+    int64_t rows, each;
+} HeadNorms;
+
+static void normed_heads(void *about, int64_t piece, int64_t thread) {
+    const HeadNorms *of = about;
+    const Sizes *at = of->at;
+    (void)thread;
+    for (int64_t r = piece * of->each; r < of->rows && r < (piece + 1) * of->each; r++) {
+        float *q = of->qkv + r * (at->H + 2 * at->K) * at->E, *k = q + at->H * at->E;
+        outrider_norm(at->H, at->E, 1, 0, of->eps, q, NULL, of->layer->queries, NULL, q);
+        outrider_norm(at->K, at->E, 1, 0, of->eps, k, NULL, of->layer->keys, NULL, k);
+    }
+}
+
+/* All layers over the embeddings `state` [B, Q, E], which are written over, and the norm behind them
+ * of each row's last `last` states: x [B, last, E]. The other arguments are as above.
+ *
+ * Returns 1 without memory, 2 for a slot that is not there, 3 for what is not compiled. */
+int outrider_llama(
+    const Llama *d, const Sizes *at, const void *cos, const void *sin, const int64_t *slots,
+    void *const *keys, void *const *values, const uint8_t *visible, const int32_t *count,
+    const int32_t *ahead, float *const *kept, int64_t last, float *state, float *x) {
+    const int64_t rows = at->B * at->Q, width = d->width, threads = at->threads;
+    const int64_t heads = at->H * at->E, wide = heads + 2 * at->K * at->E;
+    const int64_t shared = wide + heads > 3 * d->inner ? wide + heads : 3 * d->inner;
+    float *room = numbers(rows * (2 * width + shared));
+    if (!room) return 1;
+    float *normed = room, *more = normed + rows * width, *qkv = more + rows * width;
+    float *attended = qkv + rows * wide, *both = qkv, *inner = both + rows * 2 * d->inner;
+    const float *left = NULL; /* what is not yet added to the state */
+    int failed = 0;
+    for (int64_t i = 0; i < d->layers; i++) {
+        const LlamaLayer *l = d->layer + i;
+        const int64_t each = units_of_piece(rows, threads);
+        HeadNorms norms = {at, l, d->eps, qkv, rows, each};
+        outrider_norm(rows, width, threads, 0, d->eps, state, left, l->before, state, normed);
+        if (kept && kept[i]) memcpy(kept[i], state, rows * width * sizeof(float));
+        if ((failed = multiplied(&l->qkv, rows, threads, normed, qkv))) break;
+        if (l->queries) outrider_share(rows > 64 ? threads : 1, (rows + each - 1) / each, normed_heads, &norms);
+        if ((failed = outrider_attend(
+                 at, qkv, cos, sin, slots, keys[i], values[i], visible, count, ahead, attended)))
+            break;
+        if ((failed = multiplied(&l->out, rows, threads, attended, more))) break;
+        outrider_norm(rows, width, threads, 0, d->eps, state, more, l->between, state, normed);
+        if ((failed = multiplied(&l->gate_up, rows, threads, normed, both))) break;
+        outrider_gate(rows, d->inner, threads, 0, both, inner);
+        if ((failed = multiplied(&l->down, rows, threads, inner, more))) break;
+        left = more;
+    }
+    for (int64_t b = 0; b < at->B && !failed; b++) {
+        const int64_t from = (b * at->Q + at->Q - last) * width;
+        outrider_norm(
+            last, width, threads, 0, d->eps, state + from, left ? left + from : NULL, d->behind,
+            state + from, x + b * last * width);
     }
     free(room);
     return failed;

@@ -1,4 +1,5 @@
-"""The layers of a decoder with cross attention in one compiled call (`decoder_layers.c`).
+"""The layers of a decoder in one compiled call (`decoder_layers.c`): of those with cross attention,
+and of Llama's like.
 
 Between two products of a small model there is less to compute than a call from Python takes: forty
 calls a step were three quarters of a step of one row over three layers of width 256. States are
@@ -7,15 +8,18 @@ float32, weights are packed in any format.
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.models.cache import SlotLayer
+from outrider.models.cache import SlotCache
 from outrider.models.cpu_kernels import build
 from outrider.models.cpu_kernels.layer_kernels import LANES, KernelCall
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
+
+if TYPE_CHECKING:
+    from outrider.models.layer import LayerShape
 
 #: Activations by the names that configurations have for them, as decoder_layers.c numbers them.
 ACTIVATIONS = {"relu": 0, "silu": 1, "swish": 1, "gelu": 2}
@@ -62,6 +66,22 @@ class _Sources(ctypes.Structure):
     ]
 
 
+class _LlamaLayer(ctypes.Structure):
+    _fields_ = [
+        *((name, _Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _POINTER) for name in ("before", "between", "queries", "keys")),
+    ]
+
+
+class _Llama(ctypes.Structure):
+    _fields_ = [
+        *((name, _WHOLE) for name in ("layers", "width", "inner")),
+        ("eps", _FLOAT),
+        ("behind", _POINTER),
+        ("layer", _POINTER),
+    ]
+
+
 class NormWeights(Protocol):
     """Of a layer norm."""
 
@@ -93,7 +113,8 @@ def unsupported_reason(products: Sequence[object], act: str) -> str | None:
         if not isinstance(one, PackedLinear) or one.activations is not None:
             return "compiled for packed weights and float32 states alone"
         widths = (one.inputs, one.outputs)
-        if any(width % LANES for width in widths) or one.inputs != one.weights[0].wide:
+        wide = {one.inputs, *(weight.wide for weight in one.weights)}
+        if any(width % LANES for width in widths) or len(wide) > 1:
             return f"compiled for widths in whole blocks, and multiples of {LANES}"
     return build.unbuilt()
 
@@ -112,12 +133,11 @@ class DecoderLayers:
             ctypes.addressof(self._laid),
         )  # fmt: skip
         self._at = ctypes.addressof(self._decoder)
-        self._pointers: type[ctypes.Array[ctypes.c_void_p]] = _POINTER * len(layers)
 
     def __call__(
         self,
         call: KernelCall,
-        stores: Sequence[SlotLayer],
+        cache: SlotCache,
         sources: tuple[Tensor, Tensor, int],
         state: Tensor,
         x: Tensor,
@@ -128,38 +148,134 @@ class DecoderLayers:
         `sources` are the table of keys and values, how many states each row has (int64), and how
         many there may be. Returns the states ahead of the layers `aux_layers`.
         """
-        shape = call.of.shape
-        heads, size = shape.heads, shape.size
-        each = [store.buffers(shape.kv_heads, size, state) for store in stores]
-        call.lie(each[0][0])
+        planes = call.planes(cache, state)
         table, slots_B, most = sources
-        batch, queries, width = state.shape
-        laid = (2 * len(each), batch, heads)
+        batch, queries, _ = state.shape
+        laid = (planes.shape[1] * 2, batch, call.of.shape.heads)
         if table.shape[:3] != laid or table.shape[0] < 2 or slots_B.shape != (batch,):
             raise IndexError(f"{list(state.shape)} states over sources {list(table.shape)}")
-        given = (state, x, table, *each[0])
-        if any(one.dtype != torch.float32 for one in given) or width != self.width:
-            raise TypeError(f"float32 states of {self.width} are wanted; got {state.dtype} {width}")
-        if not (state.is_contiguous() and x.is_contiguous()):
-            raise ValueError("states are to lie in one piece")
-        kept = {layer: torch.empty_like(state) for layer in aux_layers if layer >= 0}
+        _check(call, self.width, state, x)
+        if table.dtype != torch.float32:
+            raise TypeError(f"float32 sources are wanted; got {table.dtype}")
         plane, seat, head, _ = table.stride()
         lie = _Sources(most, plane, seat, head, table.data_ptr(), slots_B.data_ptr())
-        keys = self._pointers(*(k.data_ptr() for k, _ in each))
-        values = self._pointers(*(v.data_ptr() for _, v in each))
-        to = self._pointers(*(kept[n].data_ptr() if n in kept else None for n in range(len(each))))
+        kept, to = _kept(aux_layers, planes.shape[1], state)
         cos, sin, slots = call.tables
         visible, count, ahead = call.read
         failed = self._run(
-            self._at, call.at, ctypes.addressof(lie), cos, sin, slots, ctypes.addressof(keys),
-            ctypes.addressof(values), visible, count, ahead, ctypes.addressof(to),
-            state.data_ptr(), x.data_ptr(),
+            self._at, call.at, ctypes.addressof(lie), cos, sin, slots, planes[0].data_ptr(),
+            planes[1].data_ptr(), visible, count, ahead, to, state.data_ptr(), x.data_ptr(),
         )  # fmt: skip
-        if failed == 1:
-            raise MemoryError(f"no memory for {batch * queries} rows of {width}")
-        if failed:
-            raise IndexError("a node beyond the slots of the cache")
+        _refuse(failed, batch * queries, self.width)
         return kept
+
+
+class LlamaParts(NamedTuple):
+    """What a Llama's layer is made of; norms of heads are of queries and of keys, or none."""
+
+    products: Sequence[PackedLinear]  #: qkv, out, gate and up, down
+    norms: Sequence[Tensor]  #: [E] ahead of attention, and ahead of the gate
+    head_norms: Sequence[Tensor]
+
+
+class LlamaLayers:
+    """The layers of a Llama, and the norm `behind` them.
+
+    Raises RuntimeError where `unsupported_reason` says why, and ValueError for parts that do not
+    fit together.
+    """
+
+    def __init__(self, layers: Sequence[LlamaParts], shape: "LayerShape", behind: Tensor) -> None:
+        self._run = build.function(
+            "outrider_llama", (*(_POINTER,) * 11, _WHOLE, _POINTER, _POINTER)
+        )
+        self._kept = layers, behind  # what the structures point to
+        self.width = shape.hidden
+        _fit(layers, shape, behind)
+        self._laid = (_LlamaLayer * len(layers))(
+            *(
+                _LlamaLayer(
+                    *map(_linear, layer.products),
+                    *(norm.data_ptr() for norm in (*layer.norms, *layer.head_norms)),
+                )
+                for layer in layers
+            )
+        )
+        self._llama = _Llama(
+            len(layers), shape.hidden, shape.inner, shape.eps, behind.data_ptr(),
+            ctypes.addressof(self._laid),
+        )  # fmt: skip
+        self._at = ctypes.addressof(self._llama)
+
+    def __call__(
+        self,
+        call: KernelCall,
+        cache: SlotCache,
+        state: Tensor,
+        last: int | None,
+        aux_layers: Sequence[int],
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """What the output layer reads of the (last) nodes, for embeddings `state` [B, Q, E], which
+        are written over; and the states ahead of the layers `aux_layers`."""
+        batch, queries, _ = state.shape
+        _check(call, self.width, state)
+        planes = call.planes(cache, state)
+        if planes.shape[1] != len(self._laid):
+            raise IndexError(f"{len(self._laid)} layers over a cache of {planes.shape[1]}")
+        last = min(last or queries, queries)
+        x = state.new_empty(batch, last, self.width)
+        kept, to = _kept(aux_layers, planes.shape[1], state)
+        failed = self._run(
+            self._at, call.at, *call.tables, planes[0].data_ptr(), planes[1].data_ptr(),
+            *call.read, to, last, state.data_ptr(), x.data_ptr(),
+        )  # fmt: skip
+        _refuse(failed, batch * queries, self.width)
+        return x, kept
+
+
+def _fit(layers: Sequence[LlamaParts], shape: "LayerShape", behind: Tensor) -> None:
+    """Raise ValueError for parts of other sizes than a compiled call reads."""
+    heads, wide = shape.heads * shape.size, (shape.heads + 2 * shape.kv_heads) * shape.size
+    sizes = [(shape.hidden, wide), (heads, shape.hidden)]
+    sizes += [(shape.hidden, 2 * shape.inner), (shape.inner, shape.hidden)]
+    for layer in layers:
+        found = [(one.inputs, one.outputs) for one in layer.products]
+        norms = [(norm, shape.hidden) for norm in (*layer.norms, behind)]
+        norms += [(norm, shape.size) for norm in layer.head_norms]
+        if found != sizes or len(layer.norms) != 2 or len(layer.head_norms) not in (0, 2):
+            raise ValueError(f"products {found} in a layer of products {sizes}")
+        for norm, size in norms:
+            if norm.dtype != torch.float32 or norm.shape != (size,) or not norm.is_contiguous():
+                raise ValueError(f"a norm {list(norm.shape)} in {norm.dtype} of {size} in float32")
+
+
+def _check(call: KernelCall, width: int, *states: Tensor) -> None:
+    """Raise for states that would be read as what they are not."""
+    shape = call.sizes.B, call.sizes.Q, width
+    for state in states:
+        if state.dtype != torch.float32 or state.shape != shape or not state.is_contiguous():
+            raise ValueError(
+                f"float32 states {list(shape)} in one piece are wanted; got {state.dtype} "
+                f"{list(state.shape)}"
+            )
+
+
+def _kept(
+    aux_layers: Sequence[int], layers: int, like: Tensor
+) -> tuple[dict[int, Tensor], "ctypes.Array[ctypes.c_void_p] | None"]:
+    """Room for the states ahead of these layers, and where a compiled call finds it."""
+    kept = {layer: torch.empty_like(like) for layer in aux_layers if layer >= 0}
+    if not kept:
+        return kept, None
+    at = (kept[n].data_ptr() if n in kept else None for n in range(layers))
+    return kept, (_POINTER * layers)(*at)
+
+
+def _refuse(failed: int, rows: int, width: int) -> None:
+    if failed == 1:
+        raise MemoryError(f"no memory for {rows} rows of {width}")
+    if failed:
+        raise IndexError("a node beyond the slots of the cache")
 
 
 def _laid(layer: LayerParts) -> _DecoderLayer:

@@ -1,4 +1,5 @@
-"""What stands between a Llama's products, compiled for a CPU: three calls a layer.
+"""What stands between a Llama's products, compiled for a CPU: three calls a layer, where not all
+layers are one call (`decoder_layers`).
 
 States, their cache and weights are bfloat16 or float32; sums are float32. A row is computed in one
 order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a call has to be tried at
@@ -6,13 +7,14 @@ load, and none is padded.
 """
 
 import ctypes
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from outrider.models.batch_invariance import BatchInvariance
-from outrider.models.cache import SlotLayer
+from outrider.models.cache import SlotCache, SlotLayer
 from outrider.models.cpu_kernels import build, tile_kernels
 from outrider.types import Nodes
 
@@ -136,6 +138,32 @@ class KernelCall:
         if failed:
             raise IndexError(f"a node beyond the {keys.shape[2]} slots of the cache")
         return out
+
+    def planes(self, cache: SlotCache, like: Tensor) -> Tensor:
+        """Addresses [2, layers] of all layers' keys and values, which lie alike; how is noted.
+
+        They are made, with the dtype of `like`, if nothing has been written yet. Raises ValueError
+        where layers lie otherwise than the first, or hold other entries than this model's.
+        """
+        if cache.planes is None:
+            shape, stores = self.of.shape, cache.layers
+            each = [store.buffers(shape.kv_heads, shape.size, like) for store in stores]
+            first = each[0][0]
+            for table in chain.from_iterable(each):
+                if (table.shape, table.stride(), table.dtype) != (
+                    first.shape, first.stride(), like.dtype,
+                ):  # fmt: skip
+                    raise ValueError(f"a layer of {table.dtype} {list(table.shape)} in a cache")
+            pointers = [
+                [table.data_ptr() for table in tables] for tables in zip(*each, strict=True)
+            ]
+            cache.planes = first, torch.tensor(pointers)
+        keys, addresses = cache.planes
+        rows, heads, _, size = keys.shape
+        if self.sizes.B > rows or (heads, size) != (self.sizes.K, self.sizes.E):
+            raise ValueError(f"{self.sizes.B} rows over a cache of {list(keys.shape)}")
+        self.lie(keys)
+        return addresses
 
     def lie(self, keys: Tensor) -> None:
         """Note how keys, and values like them, lie in the cache."""
