@@ -7,13 +7,13 @@ laws of language models that is a few hundred tokens of the vocabulary. Ties at 
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.ops.cpu import compiled, host_tables
+from outrider.ops.cpu.host_tables import Array
 from outrider.ops.reference.probs import floors as reference_floors
 from outrider.ops.reference.probs import least, partial, unscaled
 from outrider.row_params import SamplingRows
@@ -46,8 +46,6 @@ def likely(laws: Laws, count: int, gap: float) -> Tensor:
             found.append(best + [-1] * (count - len(best)))
     return host_tables.numbers(found).view(shape)
 
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _FIRST, _NEXT, _LAST = 1e-2, 3e-2, 1e-12
 
