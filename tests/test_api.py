@@ -94,6 +94,7 @@ RUN += [
 RUN += ["docs/more-drafters.md", "docs/speculate.md", "docs/image-tokens.md"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page", RUN)
 def test_examples_of_the_documentation_run(
     page, unmeasured, registries, tmp_path, monkeypatch, capsys

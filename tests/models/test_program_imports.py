@@ -82,6 +82,7 @@ def lean(tmp_path_factory):
     return cache, told(cache)
 
 
+@pytest.mark.exhaustive
 def test_what_no_command_calls_is_left_out_and_there_for_others(usual, lean):
     _, said = lean
     assert (said["left"], said["sharding"]) == ([], False)
@@ -90,6 +91,7 @@ def test_what_no_command_calls_is_left_out_and_there_for_others(usual, lean):
     assert all(said["files"])
 
 
+@pytest.mark.exhaustive
 def test_what_transformers_exports_is_the_same_from_its_files_and_from_ours(usual, lean):
     cache, said = lean
     assert said["exports"] == usual["exports"]
@@ -176,6 +178,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_a_server_s_other_process_imports_so_too(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(_APART)
