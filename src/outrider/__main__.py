@@ -1,6 +1,6 @@
 """`python -m outrider`: the command line."""
 
-from outrider.cli import main
+if __name__ == "__main__":  # a server's other process reads this file, and needs none of it
+    from outrider.cli import main
 
-if __name__ == "__main__":
     main()

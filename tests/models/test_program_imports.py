@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tiny_whisper
@@ -62,8 +63,9 @@ print(json.dumps([imported, [folder for folder in made if made[folder] != tensor
 
 def told(cache, program=_TELL, **environment):
     here = os.environ | {"XDG_CACHE_HOME": str(cache)} | environment
+    start = [str(program)] if isinstance(program, Path) else ["-c", program]
     done = subprocess.run(
-        [sys.executable, "-c", program], env=here, capture_output=True, text=True, check=True
+        [sys.executable, *start], env=here, capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -125,3 +127,56 @@ def test_models_are_made_the_same_without_the_tracer(tmp_path):
     imported, different = told(tmp_path, _MADE, FOLDERS=json.dumps(folders))
     assert not imported
     assert different == []
+
+
+_REACHED = """
+import json, os, sys
+from typer.testing import CliRunner
+from outrider.cli import app, batch, chat, generate, serve, transcribe
+def reached():
+    found.append([name for name in ("torch", "transformers") if name in sys.modules])
+    raise SystemExit(0)
+for module in (batch, chat, generate, serve, transcribe):
+    module.import_lean = reached
+said = {}
+for words in json.loads(os.environ["COMMANDS"]):
+    found = []
+    CliRunner().invoke(app, words)
+    said[words[0]] = found
+print(json.dumps(said))
+"""
+
+
+def test_every_command_imports_so_before_anything_else_imports_them(tmp_path):
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    (tmp_path / "sound.wav").write_bytes(b"RIFF")
+    commands = [
+        ["batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")],
+        ["chat"],
+        ["generate", "once"],
+        ["serve", "--port", "0"],
+        ["transcribe", str(tmp_path / "sound.wav"), "-m", str(tmp_path)],
+    ]
+    said = told(tmp_path, _REACHED, COMMANDS=json.dumps(commands))
+    assert said == {words[0]: [[]] for words in commands}
+
+
+_APART = f"""
+import json, sys
+def load():
+    from outrider import ConfigurationError
+    raise ConfigurationError(json.dumps([name for name in {LEFT_OUT!r} if name in sys.modules]))
+if __name__ == "__main__":
+    from outrider import ConfigurationError
+    from outrider.server.engine_process import launch_engine
+    try:
+        launch_engine(load, None)
+    except ConfigurationError as error:
+        print(error)
+"""
+
+
+def test_a_server_s_other_process_imports_so_too(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(_APART)
+    assert told(tmp_path, program) == []

@@ -6,10 +6,16 @@ from outrider import lazy
 
 if TYPE_CHECKING:
     from outrider.cli.commands import app as app
-    from outrider.cli.commands import main as main
 
 __all__ = ["app", "main"]
 
-_HOMES = {"app": "outrider.cli.commands", "main": "outrider.cli.commands"}
 
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES)
+def main() -> None:
+    """The program. What it needs is imported when it is called: a server's other process imports
+    the script that calls it, and nothing else of that."""
+    from outrider.cli import commands
+
+    commands.main()
+
+
+__getattr__, __dir__ = lazy.exports(__name__, {"app": "outrider.cli.commands"})

@@ -73,7 +73,7 @@ def _refuse(app: typer.Typer, name: str, told: str, hidden: bool = False) -> Non
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
-lazy.collect_seldom()  # not in `main`: a server's other processes import this and no more
+lazy.collect_seldom()
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},

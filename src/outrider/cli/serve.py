@@ -20,6 +20,7 @@ from outrider.cli.console import EXIT_ERROR, err, fail, read_file
 from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.load_config import LoadConfig
+from outrider.models import budget
 from outrider.models.calibrate import cores
 from outrider.models.program_imports import import_lean
 
@@ -150,7 +151,13 @@ def serve(
         reasoning_parser,
         allow_remote_media,
     )
-    _run(partial(load_speculator, setup, dtype), name, settings, host, port, processes)
+    _run(partial(_loaded, setup, dtype), name, settings, host, port, processes)
+
+
+def _loaded(setup: LoadConfig, dtype: str) -> "Speculator":
+    """What is served; what its steps cost is measured while nobody asks."""
+    with budget.postponing():
+        return load_speculator(setup, dtype)
 
 
 def _hosts(host: str, keys: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:

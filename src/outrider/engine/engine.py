@@ -241,13 +241,14 @@ class Engine:
         """The costs of steps of up to so many rows, for a planner that weighs them.
 
         What nobody has measured is measured now, on made-up text, as far as the budget goes: one
-        row always is, and more are estimated from fewer where it is over.
+        row always is, and more are estimated from fewer where it is over. Nothing is where that is
+        postponed.
         """
         if not isinstance(self.planner, Adaptive) or self._given:
             return self.costs
         known = {} if self.costs is None else self.costs.times
         missing = [rows for rows in measure.upto(max_num_seqs) if rows not in known]
-        if not missing or (known and self.budget.over()):
+        if not missing or budget.postponed() or (known and self.budget.over()):
             return self.costs
         with budget.under(self.budget) as allowed, allowed.measuring("what steps cost"):
             for left, rows in enumerate(missing):

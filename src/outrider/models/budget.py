@@ -139,6 +139,24 @@ def under(budget: Budget) -> Iterator[Budget]:
         _current.reset(token)
 
 
+_postponed: ContextVar[bool] = ContextVar("_postponed", default=False)
+
+
+def postponed() -> bool:
+    """Whether what steps cost is to be measured later, by whoever said so."""
+    return _postponed.get()
+
+
+@contextmanager
+def postponing() -> Iterator[None]:
+    """In here what steps cost is not measured. For a server, which does it while nobody asks."""
+    token = _postponed.set(True)
+    try:
+        yield
+    finally:
+        _postponed.reset(token)
+
+
 @contextmanager
 def reporting(teller: Callable[[str], object]) -> Iterator[None]:
     """In here long measurements are told to this, instead of a log."""

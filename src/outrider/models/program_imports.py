@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import marshal
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -55,6 +56,14 @@ def import_lean() -> None:
         for part in _IMPORTED:
             importlib.import_module(f"transformers.{part}")
     _imported_lean = True
+
+
+def run_lean(entry: bytes, *given: object) -> None:
+    """Import so, and only then unpickle a function and call it: for another process of a program,
+    where finding the function by its module's name would import the usual way."""
+    lazy.collect_seldom()
+    import_lean()
+    pickle.loads(entry)(*given)
 
 
 #: Types of models whose layers compute nothing of weights while they are made.

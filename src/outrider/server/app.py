@@ -110,8 +110,9 @@ class ServerConfig:
     @property
     def engine_config(self) -> EngineConfig:
         """What it needs of a loop."""
+        rows, length = self.max_num_seqs, self.max_model_len
         return EngineConfig(
-            self.max_num_seqs, self.max_model_len, self.max_queued_requests, self.prefix_cache_bytes
+            rows, length, self.max_queued_requests, self.prefix_cache_bytes, ready_first=True
         )
 
 

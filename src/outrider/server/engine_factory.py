@@ -1,16 +1,20 @@
 """What decodes for a server: a loop over a model, and what others must know of that model."""
 
 import hashlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import outrider
+from outrider.drafters.root import Root
+from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import Logprobs
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
+from outrider.models import budget
 from outrider.models.decoder import adapters_of
 from outrider.models.prefix_cache import PrefixCache
 from outrider.sampling.sampling_params import SamplingParams
@@ -39,12 +43,14 @@ class EngineConfig(NamedTuple):
     max_model_len        slots of a row: prompt, answer and draft
     max_queued_requests  requests that may wait; more are refused
     prefix_cache_bytes   of prompts that were read, for requests that begin alike; 0: none
+    ready_first          measure what steps cost while nobody asks, not before the first request
     """
 
     max_num_seqs: int = 16
     max_model_len: int = 2048
     max_queued_requests: int = 64
     prefix_cache_bytes: int = KEPT_BYTES
+    ready_first: bool = False
 
 
 def fingerprint(speculator: Speculator, adapter: str | None = None) -> str:
@@ -52,10 +58,10 @@ def fingerprint(speculator: Speculator, adapter: str | None = None) -> str:
 
     A hash of what the model says of a few tokens, to the last bit.
     """
-    engine, said = speculator.engine, []
-    vocab = engine.target.vocab_size
+    target, said = speculator.engine.target, []
+    vocab = target.vocab_size
     prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
-    run = EngineRun(engine, 1, 256)
+    run = EngineRun(Engine(target, Root(), "match", graphs=speculator.engine.graphs), 1, 256)
     told = Logprobs(8, "raw")
     request = Request(prompt, SamplingParams(0), StopConditions(4), logprobs=told)
     run.submit(replace(request, lora_name=adapter))
@@ -77,13 +83,15 @@ def build_engine(
     deliver     takes what has happened, once a turn, on the loop's thread
     most_still  seconds without a turn's end after which it is given up; None: never
     """
+    engine = speculator.engine
+    ahead = _measurements(engine, 1 if speculator.hearing is not None else room.max_num_seqs)
+    if not room.ready_first:
+        deque(ahead, maxlen=0)
     if speculator.hearing is not None:
         known, opened = _hears(speculator, speculator.hearing)
-        return known, EngineLoop(opened, room.max_num_seqs, deliver, most_still)
+        return known, EngineLoop(opened, room.max_num_seqs, deliver, most_still, ahead)
     if speculator.tokenizer is None:
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
-    engine = speculator.engine
-    engine.priced(room.max_num_seqs)  # measured now, not while the first client waits
     adapters = adapters_of(engine.target)
     lanes, prefixes = MethodRouter(engine), PrefixCache(room.prefix_cache_bytes)
 
@@ -92,7 +100,9 @@ def build_engine(
             return PromptScores(engine.target)
         if lane == SPEECH:
             return TranscriptionRunner(partial(_prompted, speculator))
-        return EngineRun(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
+        engine.priced(1)  # more rows are not measured while a client waits
+        with budget.postponing():
+            return EngineRun(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
 
     text = TextModelInfo(
         speculator.tokenizer,
@@ -105,7 +115,17 @@ def build_engine(
         {name: fingerprint(speculator, name) for name in adapters},
         speculator.media,
     )
-    return text, EngineLoop(run, room.max_num_seqs, deliver, most_still)
+    return text, EngineLoop(run, room.max_num_seqs, deliver, most_still, ahead)
+
+
+def _measurements(engine: Engine, max_num_seqs: int) -> Iterator[None]:
+    """Measure what steps cost, a part at a time: of one row, without which no run begins, of all.
+
+    Nothing is done where nothing is missing."""
+    for rows in (1, max_num_seqs):
+        before = engine.costs
+        if engine.priced(rows) is not before:
+            yield
 
 
 def _prompted(speculator: Speculator, spoken: TranscriptionRequest) -> PromptedTranscription:

@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,6 +127,7 @@ class EngineLoop(threading.Thread):
     opened      makes a lane's run when its first request gets a row
     deliver     takes what has happened, once a turn, on this thread
     most_still  seconds without a turn's end after which it is given up; None: never
+    ahead       what is done while nobody asks, a part at a time; then lanes' runs are made anew
     """
 
     def __init__(
@@ -135,10 +136,12 @@ class EngineLoop(threading.Thread):
         rows: int,
         deliver: OutputCallback,
         most_still: float | None = None,
+        ahead: Iterator[None] | None = None,
     ) -> None:
         super().__init__(name="outrider-engine", daemon=True)
         self._most_still = most_still
         self._opened, self.rows, self._deliver = opened, rows, deliver
+        self._ahead = ahead
         self.fault: BaseException | None = None
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -217,15 +220,28 @@ class EngineLoop(threading.Thread):
             raise
 
     def _take_orders(self) -> None:
-        """All that are there; with nothing to do, wait for one."""
+        """All that are there; with nothing to do, do what can be done ahead, or wait for one."""
         idle = not self._running and not self._waiting
+        waits = idle and self._ahead is None
         while True:
             try:
-                order = self._orders.get(timeout=0.5) if idle else self._orders.get_nowait()
+                order = self._orders.get(timeout=0.5) if waits else self._orders.get_nowait()
             except queue.Empty:
+                if idle and not waits:
+                    self._prepare()
                 return
             order()
-            idle = False
+            idle = waits = False
+
+    def _prepare(self) -> None:
+        """One part of what is done ahead; runs that were made without it are over."""
+        assert self._ahead is not None
+        try:
+            next(self._ahead)
+        except StopIteration:
+            self._ahead = None
+        else:
+            self._runs.clear()
 
     def _expire(self) -> None:
         now = time.monotonic()

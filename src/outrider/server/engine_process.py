@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from llguidance import LLTokenizer
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.models.cpu_kernels import build
+from outrider.models.program_imports import run_lean
 from outrider.server.engine_client import EngineClient, OpenRequest
 from outrider.server.engine_factory import EngineConfig, build_engine
 from outrider.server.engine_loop import (
@@ -69,12 +71,11 @@ def launch_engine(
     called in the main thread.
     """
     context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
+    entry = pickle.dumps(partial(run_engine_process, load=load, room=room))
 
     def begin() -> tuple[Connection, BaseProcess]:
         here, there = context.Pipe()
-        process = context.Process(
-            target=run_engine_process, args=(there, load, room), name="outrider-engine"
-        )
+        process = context.Process(target=run_lean, args=(entry, there), name="outrider-engine")
         process.start()
         there.close()
         return here, process

@@ -80,6 +80,8 @@ class MethodRouter(Mapping[str, Engine]):
     def __getitem__(self, lane: str) -> Engine:
         if lane not in self._made:
             self._made[lane] = self._new(lane)
+        if lane == COUPLED:  # what was measured since
+            self._made[lane].costs = self._engine.costs
         return self._made[lane]
 
     def __iter__(self) -> Iterator[str]:

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from outrider.errors import UnknownName
 from outrider.server.call_formats import CLOSING, OPENING
 
@@ -148,6 +146,8 @@ _OTHERS = re.compile("<function=|<arg_key>|<parameter=")
 
 def chat_template(tokenizer: Any) -> str:
     """The tokenizer's chat templates, one after the other; "" without any."""
+    from transformers import PreTrainedTokenizerBase  # names of formats are known without it
+
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return ""
     template = tokenizer.chat_template
