@@ -55,7 +55,7 @@ class FoundOnce:
             rows = self._logits.detach().numpy().reshape(-1, self._logits.shape[-1])
             tokens = compiled.likely(rows, None, MOST, math.inf) if rows.size else None
             if tokens is not None:
-                found = np.take_along_axis(rows, np.maximum(tokens, 0), 1)
+                found = rows[np.arange(len(rows))[:, None], tokens]
                 found[tokens < 0] = -np.inf
                 self._peaks = Peaks(tokens, found)
         return self._peaks
