@@ -46,11 +46,11 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
     offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
     offered = offered * (len(rows) // len(offered))  # a table may be shared
-    known = filters.peaks(scores.laws) if scores.dead_BN is None else None
-    if known is None or known.tokens[:, 0].min() < 0:
+    peaks = filters.peaks(scores.laws) if scores.dead_BN is None else None
+    if peaks is None or peaks.tokens[:, 0].min() < 0:
         tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
     else:
-        tops = known.logits[:, 0].reshape(len(rows), -1)
+        tops = peaks.logits[:, 0].reshape(len(rows), -1)
     guesses = _guesses(draft, len(rows))
     sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())  # nearly always
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()

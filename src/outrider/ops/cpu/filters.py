@@ -41,8 +41,8 @@ class FoundOnce:
     one pass over the logits, when somebody asks first. A `Host`."""
 
     def __init__(self, logits_BRV: Tensor) -> None:
-        self._logits, self._peaks, self._asked = logits_BRV, None, False
-        self._peaks: Peaks | None
+        self._logits, self._asked = logits_BRV, False
+        self._peaks: Peaks | None = None
 
     def stack(self, others: Sequence[Host]) -> Host:
         """Nothing is known yet of laws put together."""
