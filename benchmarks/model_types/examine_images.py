@@ -25,8 +25,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.models import adapt
+from outrider.models.config import closers, placeholders
 from outrider.models.decoder import media_of
-from outrider.models.multi_modal import closers, placeholders
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import MultiModalInputs
 

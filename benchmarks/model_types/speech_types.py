@@ -37,7 +37,7 @@ from outrider.drafters import Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
 from outrider.models import adapt
-from outrider.models.multi_modal import placeholders
+from outrider.models.config import placeholders
 from outrider.models.unsupported import check_config
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import MultiModalInputs

@@ -15,6 +15,7 @@ from outrider.errors import ConfigurationError
 LONGEST = 80  #: characters of a value in a message
 
 Given = TypeVar("Given")
+_PYTHONS = frozenset({bool, float, int, str, type(None)})
 
 
 @runtime_checkable
@@ -47,6 +48,8 @@ def shown(given: object) -> str:
 
 def plain(given: Given) -> Given:
     """A scalar of NumPy or torch as Python's; anything else as it is."""
+    if type(given) in _PYTHONS:
+        return given
     kinds = _loaded("numpy", "generic", "ndarray") + _loaded("torch", "Tensor")
     if isinstance(given, kinds) and given.shape == ():
         return cast(Given, given.item())

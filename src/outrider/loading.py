@@ -25,11 +25,10 @@ from outrider.models import (
 )
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
-from outrider.models.config import is_speech
+from outrider.models.config import is_speech, placeholders
 from outrider.models.cpu_kernels import build as native
 from outrider.models.decoder import media_of
 from outrider.models.draft_source import DraftSource
-from outrider.models.multi_modal import placeholders
 from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
 from outrider.models.sources import ModelSource
 from outrider.resolve_config import ResolvedConfig, resolve

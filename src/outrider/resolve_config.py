@@ -9,7 +9,6 @@ import torch
 
 from outrider import arguments, drafters, verifiers
 from outrider.costs import Costs
-from outrider.drafters.ngram_table import Table, opened
 from outrider.drafters.recipes import COMMON, DraftOptions, Recipe
 from outrider.engine import speculation_policy as planners
 from outrider.engine.speculation_policy import Planner
@@ -18,11 +17,9 @@ from outrider.load_config import LoadConfig
 from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import is_speech, vocabulary_of
 from outrider.models.draft_source import DraftSource
-from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.placement import usable
 from outrider.models.runtime_config import RuntimeOptions
 from outrider.models.sources import ModelSource, ShareEncoder
-from outrider.models.token_remap import VocabularyMap, vocabulary_map
 from outrider.models.tokenizer_files import is_processor, read_tokenizer
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
 from outrider.types import LanguageModel, Verifier
@@ -30,8 +27,11 @@ from outrider.types import LanguageModel, Verifier
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from outrider.drafters.ngram_table import Table
     from outrider.load_config import Model, Tokenizers
     from outrider.models.distributed import Group
+    from outrider.models.layer_subset import LayerSubset
+    from outrider.models.token_remap import VocabularyMap
 
     #: What a user may give as a draft, once its layers are read.
     AnyDraft: TypeAlias = Model | LayerSubset | Sequence[Model] | None
@@ -44,7 +44,7 @@ class VocabularyPair(NamedTuple):
     """The target's vocabulary, and how draft models with another one are translated into it."""
 
     size: int
-    drafts: tuple[VocabularyMap | None, ...] = ()  #: None: the target's own vocabulary
+    drafts: "tuple[VocabularyMap | None, ...]" = ()  #: None: the target's own vocabulary
 
     def over(self, models: Sequence[LanguageModel]) -> tuple[LanguageModel, ...]:
         """Draft models over the target's tokens."""
@@ -79,8 +79,12 @@ def shared(
             load_checks.vocabulary(tokenizer, None, each)
         elif not (source.stands_alone and _of_text(sources[0]) and _of_text(source)):
             load_checks.vocabulary(tokenizer, told, each)
-        elif (words := vocabulary_map(tokenizer, told)) is None:
+        elif told.get_vocab() == tokenizer.get_vocab():
             load_checks.vocabulary(tokenizer, None, each)
+        else:
+            from outrider.models.token_remap import vocabulary_map
+
+            words = vocabulary_map(tokenizer, told)
         found = found._replace(drafts=(*found.drafts, words))
     return found
 
@@ -102,7 +106,7 @@ class ResolvedConfig:
     recipe: Recipe  #: how the drafter is made
     options: DraftOptions
     depth: int  #: tokens that a step drafts, for what is measured
-    table: Table | None
+    table: "Table | None"
     table_name: str | None  #: of the table, for `Notes`
     rule: Verifier | None  #: None: the drafter's usual one
     planner: Planner[Any]
@@ -161,7 +165,7 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
         planner=planner,
         step_costs=Costs.read(costs) if isinstance(costs, (str, Path)) else costs,
         table=_counts(table, words.size),
-        table_name="a Table" if isinstance(table, Table) else None if table is None else str(table),
+        table_name=_name(table),
         processor=_processor(first, config.tokenizer),
         follow=config.generation_config == "auto",
     )
@@ -198,7 +202,7 @@ def _shipped(
 
 
 def _shipped_parts(
-    recipe: Recipe, draft: "AnyDraft", table: str | Path | Table | None
+    recipe: Recipe, draft: "AnyDraft", table: "str | Path | Table | None"
 ) -> "tuple[Path, AnyDraft, str | Path | Table | None]":
     """The shipped target, and what its drafter needs besides: shipped unless it is given."""
     if draft is None and recipe.wants("draft"):
@@ -217,6 +221,8 @@ def _draft(draft: "Model | Sequence[Model] | None", layers: Sequence[int] | None
             f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "
             "leave one of them out"
         )
+    from outrider.models.layer_subset import LayerSubset
+
     return LayerSubset(tuple(layers))
 
 
@@ -257,6 +263,8 @@ def _processor(target: ModelSource, given: "Tokenizers | None") -> Any:
 
 def _source(given: "Model | LayerSubset", target: ModelSource) -> DraftSource:
     """Where a draft comes from: a folder of layers or of a head says what it is by itself."""
+    from outrider.models.layer_subset import LayerSubsetSource
+
     if LayerSubsetSource.reads(given):
         return LayerSubsetSource(target, given)
     return heads.source_of(given, target) or ModelSource(given, "draft", trust=target.trust)
@@ -278,8 +286,19 @@ def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
+def _name(table: "str | Path | Table | None") -> str | None:
+    """What notes call it."""
+    if table is None:
+        return None
+    return str(table) if isinstance(table, (str, Path)) else "a Table"
+
+
+def _counts(table: "str | Path | Table | None", vocab: int) -> "Table | None":
     """The table, counted with the target's tokenizer."""
+    if table is None:
+        return None
+    from outrider.drafters.ngram_table import opened
+
     counts = opened(table)
     if counts is not None and counts.vocab_size != vocab:
         raise VocabularyMismatch(

@@ -1,6 +1,7 @@
 """Statistics: what a person wants to look at, apart from what the next step needs."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -104,7 +105,7 @@ class Clock:
         self._cuda = torch.device(device).type == "cuda"
         self._last = 0.0
         self._event: torch.cuda.Event | None = None
-        self._ms: dict[str, float] = {}
+        self._ms: defaultdict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
@@ -120,19 +121,16 @@ class Clock:
         last, event = self._last, self._event
         self.start()
         if event is None or self._event is None:
-            self._add(name, 1e3 * (self._last - last))
+            self._ms[name] += 1e3 * (self._last - last)
         else:
             self._events.append((name, event, self._event))
-
-    def _add(self, name: str, milliseconds: float) -> None:
-        self._ms[name] = self._ms.get(name, 0.0) + milliseconds
 
     def read(self) -> dict[str, float]:
         """Milliseconds by name; on CUDA this waits for the device once."""
         if self._events:
             torch.cuda.synchronize()
             for name, start, end in self._events:
-                self._add(name, start.elapsed_time(end))
+                self._ms[name] += start.elapsed_time(end)
             self._events.clear()
         return dict(self._ms)
 

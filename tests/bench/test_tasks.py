@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from outrider import drafters
 from outrider.errors import ConfigurationError, PromptError, UnknownName
 from outrider_lab.papers import app
-from outrider_lab.tasks import arms, experiment, sandbox, scores, spec_bench, tables
+from outrider_lab.tasks import arms, experiment, run, sandbox, scores, spec_bench, tables
 from outrider_lab.tasks.prompts import KINDS, human_eval, tasks, token_ids
 from outrider_lab.tasks.run import TaskAnswers
 
@@ -163,6 +163,27 @@ def test_batches_have_the_texts_of_single_prompts(tmp_path, shipped, monkeypatch
         texts[name] = {row["key"]: row["ids"] for row in rows}
     assert len(texts["batches"]) == 3 * 6
     assert texts["batches"] == texts["single"]
+
+
+def test_of_several_calls_the_fastest_counts(tmp_path, shipped, monkeypatch):
+    """One call beside another says little about a few percent on a machine with other work."""
+    decode, calls = run._decode, []
+
+    def slow_but_once(*given):
+        rows = decode(*given)
+        calls.append(given[1])
+        for row in rows:
+            row["cpu_time"] = row["wall_time"] = 1.0 if len(calls) % 3 == 0 else 9.0
+        return rows
+
+    monkeypatch.setattr(experiment, "load", lambda *given, **named: shipped)
+    monkeypatch.setattr(run, "_decode", slow_but_once)
+    told = written(tmp_path, "--rounds", "3")
+    assert "the fastest of 3" in told["titles"]["speed"]
+    rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
+    assert len(rows) == 3 * 6
+    assert len(calls) == 3 * len(rows) + 3  # and one each that warms up
+    assert {row["cpu_time"] for row in rows} == {1.0}
 
 
 def made_up(speed=2.0, worse=0.0, each=4):

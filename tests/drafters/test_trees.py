@@ -35,7 +35,6 @@ from outrider.drafters.recipes import DrafterParts, DraftOptions
 from outrider.engine import step
 from outrider.ops.reference.draws import truncated
 from outrider.types import DrawKind, Output
-from outrider_lab.theory.length import tokens_of_tree
 from tiny import begun, pair
 
 PROMPT, VOCAB, MANY = [1, 3, 2], 4, 8_000
@@ -269,11 +268,12 @@ def best_by_dynamic_programming(a, nodes, depth):
 
 
 def expected(parents, a):
-    rank, seen = [0.0], Counter()
+    """Tokens of a call: the sum over nodes of the product of acceptances on their paths."""
+    reach, seen = [1.0], Counter()
     for parent in parents[1:]:
-        rank.append(a[seen[parent]])
+        reach.append(reach[parent] * a[seen[parent]])
         seen[parent] += 1
-    return tokens_of_tree(parents, rank)
+    return sum(reach)
 
 
 @pytest.mark.parametrize("a", [(0.7, 0.12, 0.05, 0.02), (0.5, 0.3, 0.1, 0.05), (0.9, 0.05, 0.01)])

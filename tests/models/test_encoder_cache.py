@@ -10,9 +10,9 @@ from outrider import ConfigurationError, StopConditions, UnsupportedModel
 from outrider.drafters import Root
 from outrider.engine.request import Request
 from outrider.models import adapt
+from outrider.models.config import placeholders
 from outrider.models.encoder_cache import EncoderCache, split
 from outrider.models.layer_subset import cut
-from outrider.models.multi_modal import placeholders
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import MultiModalInputs
 

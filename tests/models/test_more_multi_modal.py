@@ -22,8 +22,8 @@ from outrider.engine import scheduler
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.models import adapt, prefill
+from outrider.models.config import placeholders
 from outrider.models.guidance import GuidedModel
-from outrider.models.multi_modal import placeholders
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import MultiModalInputs
 

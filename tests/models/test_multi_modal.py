@@ -26,7 +26,8 @@ from outrider.engine.beam_search.search import search
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.models import adapt, load_checks
-from outrider.models.multi_modal import MultiModalRunner, closers, placeholders
+from outrider.models.config import closers, placeholders
+from outrider.models.multi_modal import MultiModalRunner
 from outrider.models.prefix_cache import LEAST, PrefixCache
 from outrider.types import MultiModalInputs
 from tiny import pair

@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import AutoregressiveHead, HeadModel, HeadStates
-from outrider.models.heads.formats import read_config
+from outrider.models.config import folder_fields
 from outrider.models.heads.model import DraftHead
 
 
@@ -59,7 +59,7 @@ class Recurrent(DraftHead):
 class RecurrentSource(TargetBoundSource):
     @classmethod
     def reads(cls, given):
-        return isinstance(given, (str, Path)) and "recurrent_head" in read_config(given)
+        return isinstance(given, (str, Path)) and "recurrent_head" in folder_fields(given)
 
     def __init__(self, target, given):
         super().__init__(target, Path(given))

@@ -25,7 +25,7 @@ DENSE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SIZES = [(16, 256), (40, 512), (90, 256), (336, 768)]  #: outputs that fill no tile, and no group
 
 
-FILES = [name for name, one in FORMATS.items() if one.lay is not None]
+FILES = [name for name, one in FORMATS.items() if one.chunk]
 #: Where a K format's block has scales in half precision, and its bytes.
 HALVES = {"q4_k": ([0, 2], 144), "q5_k": ([0, 2], 176), "q6_k": ([208], 210)}
 

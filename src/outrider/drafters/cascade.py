@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from outrider import arguments, ops
 from outrider.drafters import deterministic_tree, prompt_lookup, recipes, tree_drafting
@@ -34,15 +35,19 @@ from outrider.models.model_wrapper import capturable
 from outrider.models.prefill import width
 from outrider.tree import numbers, parents_of
 from outrider.types import (
+    Cache,
     Context,
     Draft,
     DraftShape,
     DrawKind,
     LanguageModel,
     Laws,
+    RowStore,
     Scores,
     Verdict,
 )
+
+G = TypeVar("G", default=Any)  #: what a guesser keeps of rows
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -50,21 +55,21 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-class Guesser(Protocol):
+class Guesser(Protocol[G]):
     """Guesses what a chain goes on with. Its memory is its own, a `RowStore`."""
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> G:
         """Memory for these rows."""
 
     def guess(
-        self, memory: Any, context: Context, drawn_B: Tensor, keys: Tensor, count: int
+        self, memory: G, context: Context, drawn_B: Tensor, keys: Tensor, count: int
     ) -> Tensor:
         """At most `count` tokens [B, m] behind each row's text, which ends with drawn tokens.
 
         `drawn_B` is their number, `keys` [B, count] the noise that the next ones are drawn with.
         """
 
-    def commit(self, memory: Any, draft: Draft, verdict: Verdict) -> None:
+    def commit(self, memory: G, draft: Draft, verdict: Verdict) -> None:
         """Read what was kept."""
 
 
@@ -118,7 +123,7 @@ class Smaller:
 
     model: LanguageModel
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> Cache:
         """Its cache."""
         return tree_drafting.open_cache(self.model, context, capacity)
 
@@ -128,7 +133,7 @@ class Smaller:
         return capturable(self.model)
 
     def guess(
-        self, memory: Any, context: Context, drawn_B: Tensor, keys: Tensor, count: int
+        self, memory: Cache, context: Context, drawn_B: Tensor, keys: Tensor, count: int
     ) -> Tensor:
         """A chain, one call of the smaller model for each token."""
         layout = shapes.fixed(parents_of((1,) * count), context.length_B.device)
@@ -137,7 +142,7 @@ class Smaller:
             :, 1:
         ]
 
-    def commit(self, memory: Any, draft: Draft, verdict: Verdict) -> None:
+    def commit(self, memory: Cache, draft: Draft, verdict: Verdict) -> None:
         """Entries of a chain lie where they belong."""
 
 
@@ -203,7 +208,7 @@ class Cascade(shapes.Chains):
             chain.follow(said.logits_BQV, guess_Bm)
         return chain.draft()
 
-    def _guess(self, memory: Any, chain: "_Chain", count: int) -> Tensor:
+    def _guess(self, memory: RowStore, chain: "_Chain", count: int) -> Tensor:
         if not count:
             return chain.drawn_B.new_empty(len(chain.drawn_B), 0)
         return self.guesser.guess(memory, chain.text, chain.drawn_B, chain.keys(count), count)

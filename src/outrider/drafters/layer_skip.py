@@ -114,6 +114,7 @@ class LayerSkip(Forgetful):
         """Fill the tree level by level, one call of the layers each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed(self._parents[:nodes], context.length_B.device)
+        assert context.cache is not None
         source = tree_drafting.TreeModel(self.model, context.cache, shared=True)
         return tree_drafting.grow([source], context, layout, self.policy)
 

@@ -178,7 +178,8 @@ class Prefill:
         )
         self.cache = target.open(len(prompts), capacity, inputs)
         wear(self.cache, requests)
-        self._media, self._reader = _only(requests), media_of(target)
+        self._media = _only(requests)
+        self._reader = None if self._media is None else media_of(target)
         least = 0 if self._media is None else self._media.end(requests[0].asked)
         keys = [request.key for request in requests]
         self._known = None if prefixes is None else prefixes.of(keys, waiting, least)

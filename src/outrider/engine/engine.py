@@ -59,6 +59,7 @@ from outrider.types import (
     MultiModalInputs,
     Verifier,
 )
+from outrider.verifiers.match import Match
 
 # A draft model of which nothing is kept: said once, with the reason where one can be found.
 #
@@ -215,7 +216,7 @@ class Engine:
         if self.rule is not None:
             return self.rule
         if greedy == "all":
-            return verifiers.get("match")
+            return Match()
         return verifiers.default(self.drafter.kinds, self._chains)
 
     def stepper(self) -> Callable[[Batch, DraftShape], GraphedStep]:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
-from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -107,15 +106,7 @@ class EngineRun(Iterator[StepOutput]):
         lag = 1 if self._device.type == "cuda" else 0
         #: What steps are timed with: as those that were measured (`measure`).
         self._seconds = time.thread_time if self._device.type == "cpu" else time.perf_counter
-        learn = WeakMethod(
-            self._learn
-        )  # or a finished run and its cache would wait for a collector
-
-        def report(step: StepReport) -> None:
-            if (verb := learn()) is not None:
-                verb(step)
-
-        self._outputs = OutputProcessor(self._requests, self._size, lag, report, trace)
+        self._outputs = OutputProcessor(self._requests, self._size, lag, trace)
 
     # ------------------------------------------------------------------ requests come and go
 
@@ -182,7 +173,7 @@ class EngineRun(Iterator[StepOutput]):
         """
         stats = self._requests.forget(number)
         if self.done:  # no turn will come
-            self._outputs.read()
+            self._learn(self._outputs.read())
             self._scheduler.leave()
             self._sweep()
         return stats
@@ -292,8 +283,9 @@ class EngineRun(Iterator[StepOutput]):
 
     def _schedule(self) -> float:
         """Rows that are over leave, prompts are read, newcomers get a row; seconds of reading."""
-        if any(self._requests.entries[number].cut for number in self._scheduler.rows):
-            self._outputs.read()  # what is unread tells whether their rows are clean
+        entries, rows = self._requests.entries, self._scheduler.rows
+        if self._outputs.lag and any(entries[number].cut for number in rows):
+            self._learn(self._outputs.read())  # what is unread tells whether their rows are clean
         self._scheduler.leave()
         self._sweep()
         rests = not isinstance(self.engine.planner, FixedLength)
@@ -324,18 +316,20 @@ class EngineRun(Iterator[StepOutput]):
                     self._observe(made.draft, made.scores, made.verdict, made.block, rows)
                 self._clock.start()
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            self._outputs.process(output, self._seconds() - started)
+            self._learn(self._outputs.process(output, self._seconds() - started))
         self._clock.lap("emit")
         self._requests.stats.count_size(made.draft.tree.nodes)
         self._requests.stats.engine_steps += 1
 
-    def _learn(self, step: StepReport) -> None:
-        """What the planner learns from a finished step; whether its draft is of no use."""
+    def _learn(self, steps: Sequence[StepReport]) -> None:
+        """What the planner learns from finished steps; whether their drafts are of no use."""
         watch, batch = self.engine.watch, self._scheduler.batch
-        if not watch.over and batch is not None and watch.saw(self._by_model(batch, step.blocks)):
-            context, row = batch.context, 0
-            self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
-        self._plan = self.engine.planner.learn(self._plan, step)
+        for step in steps:
+            if not watch.over and batch is not None:
+                if watch.saw(self._by_model(batch, step.blocks)):
+                    context, row = batch.context, 0
+                    self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
+            self._plan = self.engine.planner.learn(self._plan, step)
 
     def _by_model(self, batch: Batch, blocks: Sequence[StepOutput]) -> Sequence[StepOutput]:
         """Those of a step's blocks that a draft model may have drafted, and not copies."""
@@ -415,7 +409,9 @@ class EngineRun(Iterator[StepOutput]):
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
             )
-        return clip_shape(self.engine.room.fitting(shape), [row.request for row in rows])
+        if self.engine.room.most is not None:
+            shape = self.engine.room.fitting(shape)
+        return clip_shape(shape, [row.request for row in rows])
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
@@ -428,7 +424,8 @@ class EngineRun(Iterator[StepOutput]):
 
     def _sweep(self) -> None:
         """Drop what is forgotten, but for requests that blocks on their way still name."""
-        self._requests.sweep(self._scheduler.named + self._outputs.named)
+        if self._requests.forgotten:
+            self._requests.sweep(self._scheduler.named + self._outputs.named)
 
 
 def _foreseen(all_rows: Callable[[], Sequence[Sequence[float]]], at: int) -> Sequence[float]:

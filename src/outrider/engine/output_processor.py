@@ -6,7 +6,7 @@ looked for: that is `outrider.text.output_text`.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from outrider.engine.outputs import InFlightOutput, gather_logprobs
 from outrider.engine.scheduler import RequestTable
@@ -15,11 +15,10 @@ from outrider.engine.step import GraphedStep
 
 
 class OutputProcessor:
-    """Reads what steps emitted, `lag` steps late, and tells the table of requests and `report`.
+    """Reads what steps emitted, `lag` steps late, and tells the table of requests.
 
-    size    nodes of the largest draft: the most tokens that a step adds to a row
-    report  is given every finished step once: what the planner learns from
-    trace   of every request, not of those alone that ask
+    size   nodes of the largest draft: the most tokens that a step adds to a row
+    trace  of every request, not of those alone that ask
     """
 
     def __init__(
@@ -27,12 +26,10 @@ class OutputProcessor:
         requests: RequestTable,
         size: int,
         lag: int,
-        report: Callable[[StepReport], None],
         trace: bool = False,
     ) -> None:
         self.lag = lag
-        self._requests, self._size = requests, size
-        self._report, self._trace = report, trace
+        self._requests, self._size, self._trace = requests, size, trace
         self._in_flight: deque[InFlightOutput] = deque()
 
     @property
@@ -59,18 +56,21 @@ class OutputProcessor:
             made.block, made.draft, made.verdict, list(numbers), traced, told, wanted
         )
 
-    def process(self, output: InFlightOutput, seconds: float) -> None:
+    def process(self, output: InFlightOutput, seconds: float) -> list[StepReport]:
         """A step is done, in so many seconds: read it, or the one before it while it is running."""
         output.seconds = seconds
         self._in_flight.append(output)
-        over = all(self._requests.entries[number].over for number in output.requests)
-        self.read(0 if over else self.lag)
+        if self.lag and all(self._requests.entries[number].over for number in output.requests):
+            return self.read()
+        return self.read(self.lag)
 
-    def read(self, left: int = 0) -> None:
-        """Read what is on its way, all but the last few steps."""
+    def read(self, left: int = 0) -> list[StepReport]:
+        """Read what is on its way, all but the last few steps: each is reported once."""
+        reports = []
         while len(self._in_flight) > left:
             output = self._in_flight.popleft()
             blocks = self._requests.tell(output)
             tree = output.draft.tree
             took = None if self.lag else 1e3 * output.seconds
-            self._report(StepReport(blocks, tree.nodes, tree.max_depth, took))
+            reports.append(StepReport(blocks, tree.nodes, tree.max_depth, took))
+        return reports

@@ -223,9 +223,8 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
             f"the vocabulary of {vocab}; encode it with the target's tokenizer"
         )
-    known = adapters_of(target)
-    if request.lora_name is not None and request.lora_name not in known:
-        raise UnknownName("adapter", request.lora_name, known)
+    if request.lora_name is not None and request.lora_name not in (own := adapters_of(target)):
+        raise UnknownName("adapter", request.lora_name, own)
     strange = [token for token in request.reference if not 0 <= token < vocab]
     if strange:
         raise PromptError(

@@ -118,10 +118,9 @@ class RequestTable:
 
     def sweep(self, named: Sequence[int]) -> None:
         """Drop what is to be forgotten, but for requests that rows or prompts under way name."""
-        if self.forgotten:
-            for number in self.forgotten.difference(named):
-                del self.entries[number]
-            self.forgotten.intersection_update(named)
+        for number in self.forgotten.difference(named):
+            del self.entries[number]
+        self.forgotten.intersection_update(named)
 
     def check(self, number: int) -> None:
         """Refuse a number that names no request: ConfigurationError."""
@@ -130,12 +129,6 @@ class RequestTable:
                 f"no request {number!r}: this run has {len(self.entries)}; give a number that "
                 "submit returned"
             )
-
-    def run(self, number: int) -> None:
-        """It has a row."""
-        entry = self.entries[number]
-        entry.move(RequestStatus.RUNNING)
-        entry.started = time.perf_counter()
 
     def check_end(self, number: int, reason: str) -> None:
         """Refuse to end what is not there, or was ended or failed before: ConfigurationError."""
@@ -287,13 +280,9 @@ class Scheduler:
         plain = target.reads == "text" and not drafter.aux_layers
         self.prefixes = prefixes if plain else None
         self.table, self.queue = requests, RowQueue(max_num_seqs)
+        self.rows = self.queue.rows  #: the request of each row of the batch
         self.batch: Batch | None = None
         self._prefill: tuple[list[int], Prefill] | None = None
-
-    @property
-    def rows(self) -> list[int]:
-        """The request of each row of the batch."""
-        return self.queue.rows
 
     @property
     def named(self) -> list[int]:
@@ -339,6 +328,8 @@ class Scheduler:
         `free`: the drafter may rest where it holds (None: it drafts in every step). Returns the
         seconds that it took.
         """
+        if self._prefill is None and not self.queue.waiting:
+            return 0.0
         started = time.perf_counter()
         left = None if not self.queue.rows else self._share()
         while self._prefill is not None or self._call(free):
@@ -428,4 +419,6 @@ class Scheduler:
             self.batch = self.batch.put(range(first, first + len(numbers)), newcomers)
         self.queue.rows += numbers
         for number in numbers:
-            self.table.run(number)
+            entry = self.table.entries[number]
+            entry.move(RequestStatus.RUNNING)
+            entry.started = time.perf_counter()

@@ -168,15 +168,16 @@ def adapt(
     """
     import torch
 
-    from outrider.models import bart_encoder, linear, llama, placement, unsupported
+    from outrider.models import linear, llama, placement, unsupported
     from outrider.models.decoder import TreeDecoder
     from outrider.models.llama import LlamaRunner
 
     unsupported.check(model)
     # weights that are fetched for a call cannot be laid out: its own forward runs them
     on_cpu = torch.device(model.device).type == "cpu" and not placement.offloaded(model)
-    if on_cpu and bank is None and reads_more(model.config) and bart_encoder.fits(model):
-        return TreeDecoder(_lean(model)(model, packed, shares, int8), vocab_size)
+    lean = _lean(model) if on_cpu and bank is None and reads_more(model.config) else None
+    if lean is not None:
+        return TreeDecoder(lean(model, packed, shares, int8), vocab_size)
     kind = model.config.model_type
     ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
     if on_cpu and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
@@ -205,8 +206,12 @@ def adapt(
     return TreeDecoder(driven, vocab_size, bank)
 
 
-def _lean(model: "PreTrainedModel") -> "type[BartRunner]":
-    """The class that runs one of `bart_encoder.FAMILIES` on a CPU."""
+def _lean(model: "PreTrainedModel") -> "type[BartRunner] | None":
+    """The class that runs one of `bart_encoder.FAMILIES` on a CPU; None for others."""
+    from outrider.models import bart_encoder
+
+    if not bart_encoder.fits(model):
+        return None
     if model.config.model_type == "whisper":
         from outrider.models.whisper import WhisperRunner
 
@@ -237,9 +242,9 @@ def reads_more(config: "PretrainedConfig") -> bool:
 def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     """The class that runs this architecture through its own forward."""
     from outrider.models import seq2seq
-    from outrider.models.config import decoder_of, read
+    from outrider.models.config import decoder_of, placeholders, read
     from outrider.models.hf import INDEXED, TransformersRunner
-    from outrider.models.multi_modal import MultiModalRunner, placeholders
+    from outrider.models.multi_modal import MultiModalRunner
     from outrider.models.positions import IndexedMultiModalRunner, IndexedRunner
 
     if reads_more(model.config):

@@ -3,6 +3,9 @@
 Their fields differ by family and by version: this is the one place that looks whether one is there.
 """
 
+import json
+import re
+from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import PretrainedConfig
@@ -36,6 +39,15 @@ def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Ki
     """
     value = found(of, name)
     return value if isinstance(value, kind) else None
+
+
+def folder_fields(folder: str | Path) -> dict[str, Any]:
+    """What a folder's config.json says; nothing if it has none that can be read."""
+    try:
+        fields = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def pairs(config: PretrainedConfig) -> bool:
@@ -77,6 +89,56 @@ def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
 def is_speech(config: PretrainedConfig) -> bool:
     """Whether it is a Whisper with an encoder of its own."""
     return bool(config.model_type == "whisper" and config.is_encoder_decoder)
+
+
+#: Fields of a configuration that name a token which stands for an image, a frame or sound.
+_PLACEHOLDER = re.compile(
+    r"(image|video|audio|speech|vision|media)(_\w+)?_(token|patch)_(id|index)|im_patch_id"
+)
+#: Parts of a configuration in which they may be named.
+_PARTS = ("vision_config", "audio_config")
+
+
+def placeholders(config: PretrainedConfig) -> frozenset[int]:
+    """Token ids that stand for images or sound in prompts; none for a model of text alone.
+
+    >>> from transformers import LlamaConfig, LlavaConfig
+    >>> sorted(placeholders(LlavaConfig())), placeholders(LlamaConfig())
+    ([32000], frozenset())
+    """
+    parts = [config, *(read(config, name, PretrainedConfig) for name in _PARTS)]
+    fields = (field for part in parts if part is not None for field in vars(part).items())
+    named = [value for name, value in fields if _PLACEHOLDER.fullmatch(name)]
+    words = read(config, "vocabulary_map", dict) or {}  # of models that write pictures as tokens
+    named.append(words.get("<image>"))
+    return frozenset(value for value in named if type(value) is int and value >= 0)
+
+
+#: What MiniCPM-V 4.7 calls marks between images and their parts.
+_MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
+
+
+def closers(config: PretrainedConfig) -> frozenset[int]:
+    """Token ids that belong to an image they stand directly behind.
+
+    >>> from transformers import LlavaConfig
+    >>> closers(LlavaConfig())
+    frozenset()
+    """
+    marks = (read(config, name, int) for name in _MARKS)
+    return frozenset(mark for mark in marks if mark is not None)
+
+
+def reads_sound_in_prompts(config: PretrainedConfig) -> bool:
+    """Whether a prompt of such a model may hold sound.
+
+    >>> from transformers import LlavaConfig, VoxtralConfig
+    >>> reads_sound_in_prompts(VoxtralConfig()), reads_sound_in_prompts(LlavaConfig())
+    (True, False)
+    """
+    parts = (config, read(config, "audio_config", PretrainedConfig))
+    names = (name for part in parts if part is not None for name in vars(part))
+    return any(re.match("(audio|speech)_.*(id|index)$", name) for name in names)
 
 
 def states_width(config: PretrainedConfig) -> int:

@@ -41,7 +41,7 @@ class EncoderCache:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
         #: by model and digest, with its bytes
-        self._kept: OrderedDict[tuple[torch.nn.Module, bytes], tuple[Any, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[torch.nn.Module, bytes], tuple[object, int]] = OrderedDict()
 
     @contextmanager
     def standing_in(self, model: torch.nn.Module) -> Iterator[None]:
@@ -61,12 +61,12 @@ class EncoderCache:
         self.bytes = 0
 
     def _reader(
-        self, part: torch.nn.Module, name: str, own: Callable[..., Any]
-    ) -> Callable[..., Any]:
+        self, part: torch.nn.Module, name: str, own: Callable[..., object]
+    ) -> Callable[..., object]:
         """A function like a model's own, which runs it for what is not known alone."""
         takes = inspect.signature(own)
 
-        def read(*args: object, **kwargs: object) -> Any:
+        def read(*args: object, **kwargs: object) -> object:
             given = dict(takes.bind(*args, **kwargs).arguments)
             given |= given.pop("kwargs", {})
             each = split(given) if name == IMAGES else [given]
@@ -78,9 +78,9 @@ class EncoderCache:
         self,
         part: torch.nn.Module,
         name: str,
-        own: Callable[..., Any],
+        own: Callable[..., object],
         given: Mapping[str, object],
-    ) -> Any:
+    ) -> object:
         """What the encoder makes of one image, or of a prompt's sound."""
         found = hashlib.sha256(name.encode())
         for argument in sorted(given):
@@ -99,7 +99,7 @@ class EncoderCache:
         return made
 
 
-def split(given: Mapping[str, object]) -> list[dict[str, Any]]:
+def split(given: Mapping[str, object]) -> list[dict[str, object]]:
     """The arguments for each image alone; all of them as one where they cannot be told apart.
 
     >>> [one["pixel_values"].shape for one in split({"pixel_values": torch.zeros(2, 3, 4, 4)})]
@@ -165,7 +165,7 @@ def _by_layer(each: Sequence[Sequence[Any]]) -> list[Any]:
     ]
 
 
-def _slim(made: Any) -> Any:
+def _slim(made: object) -> object:
     """What is used of an encoder's output: neither all layers' states, nor those ahead of the last
     step."""
     if not isinstance(made, ModelOutput):
@@ -174,7 +174,7 @@ def _slim(made: Any) -> Any:
     return type(made)(**{name: value for name, value in made.items() if name not in left})
 
 
-def _bytes(made: Any) -> int:
+def _bytes(made: object) -> int:
     """How much memory tensors take."""
     if isinstance(made, Tensor):
         return made.numel() * made.element_size()

@@ -1,13 +1,15 @@
 """A model made over another one: whatever it does not say itself is as the other has it."""
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from outrider.models.config import read
 from outrider.types import Inputs, LanguageModel, Nodes, Output
 
 M = TypeVar("M", bound=LanguageModel)
+C = TypeVar("C", default=Any)  #: what it keeps of rows: a `Cache`
 
 
 def capturable(*models: object) -> bool:
@@ -25,7 +27,7 @@ def rereads(model: LanguageModel) -> bool:
     return bool(model.aux_layers) or bool(read(model, "rereads", bool))
 
 
-class ModelWrapper(Generic[M]):
+class ModelWrapper(Generic[M, C]):
     """A `LanguageModel` that hands everything on to `model`; classes of it change some of that.
 
     >>> class Doubled(ModelWrapper[LanguageModel]):
@@ -63,23 +65,29 @@ class ModelWrapper(Generic[M]):
         """The inputs with `encoded`."""
         return self.model.encode(inputs)
 
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> C:
         """An empty cache."""
-        return self.model.open(rows, capacity, inputs)
+        made: C = self.model.open(rows, capacity, inputs)
+        return made
 
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
+        self,
+        cache: C,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        aux_layers: tuple[int, ...] = (),
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
         return self.model.forward(cache, nodes, last=last, aux_layers=aux_layers)
 
-    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+    def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths next to their roots."""
         self.model.keep(cache, first_B, path_BD)
 
     def learn(
         self,
-        cache: Any,
+        cache: C,
         slots_BQ: Tensor,
         positions_BQ: Tensor,
         wide: int,

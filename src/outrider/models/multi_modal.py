@@ -8,14 +8,13 @@ where the model says (`rope_deltas`), which is kept for each row.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from outrider.errors import (
@@ -26,7 +25,7 @@ from outrider.errors import (
     first_line,
 )
 from outrider.models.cache import SlotCache
-from outrider.models.config import found, read
+from outrider.models.config import closers, found, placeholders, read
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating
@@ -35,55 +34,6 @@ from outrider.models.prefill import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output, RowStore
 from outrider.types.multi_modal import PER_TOKEN, SEEN, ImageAhead
-
-#: Fields of a configuration that name a token which stands for an image, a frame or sound.
-_PLACEHOLDER = re.compile(
-    r"(image|video|audio|speech|vision|media)(_\w+)?_(token|patch)_(id|index)|im_patch_id"
-)
-#: Parts of a configuration in which they may be named.
-_PARTS = ("vision_config", "audio_config")
-
-
-def placeholders(config: PretrainedConfig) -> frozenset[int]:
-    """Token ids that stand for images or sound in prompts; none for a model of text alone.
-
-    >>> from transformers import LlamaConfig, LlavaConfig
-    >>> sorted(placeholders(LlavaConfig())), placeholders(LlamaConfig())
-    ([32000], frozenset())
-    """
-    parts = [config, *(read(config, name, PretrainedConfig) for name in _PARTS)]
-    fields = (field for part in parts if part is not None for field in vars(part).items())
-    named = [value for name, value in fields if _PLACEHOLDER.fullmatch(name)]
-    words = read(config, "vocabulary_map", dict) or {}  # of models that write pictures as tokens
-    named.append(words.get("<image>"))
-    return frozenset(value for value in named if type(value) is int and value >= 0)
-
-
-#: What MiniCPM-V 4.7 calls marks between images and their parts.
-_MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
-
-
-def closers(config: PretrainedConfig) -> frozenset[int]:
-    """Token ids that belong to an image they stand directly behind.
-
-    >>> from transformers import LlavaConfig
-    >>> closers(LlavaConfig())
-    frozenset()
-    """
-    marks = (read(config, name, int) for name in _MARKS)
-    return frozenset(mark for mark in marks if mark is not None)
-
-
-def reads_sound_in_prompts(config: PretrainedConfig) -> bool:
-    """Whether a prompt of such a model may hold sound.
-
-    >>> from transformers import LlavaConfig, VoxtralConfig
-    >>> reads_sound_in_prompts(VoxtralConfig()), reads_sound_in_prompts(LlavaConfig())
-    (True, False)
-    """
-    parts = (config, read(config, "audio_config", PretrainedConfig))
-    names = (name for part in parts if part is not None for name in vars(part))
-    return any(re.match("(audio|speech)_.*(id|index)$", name) for name in names)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.models.cache import SlotCache
 from outrider.models.recurrent.call import has_states
 from outrider.tree import numbers, visible
-from outrider.types import LanguageModel, Nodes, RowHints, Tree
+from outrider.types import Cache, LanguageModel, Nodes, RowHints, Tree
 
 # Which nodes one model call reads: their tokens, positions, cache slots and what each may see.
 #
@@ -93,7 +93,7 @@ def skimmable(cache: object) -> TypeGuard[SlotCache]:
 @inference
 def ingest(
     model: LanguageModel,
-    cache: Any,
+    cache: Cache,
     tokens_BL: Tensor,
     count: int,
     *,
@@ -155,7 +155,7 @@ def _skimmed(
 @inference
 def behind(
     model: LanguageModel,
-    cache: Any,
+    cache: Cache,
     tokens_BL: Tensor,
     sizes: Sequence[int],
     places: Sequence[int | None],
@@ -168,6 +168,7 @@ def behind(
     """
     first = [size - 1 if at is None else at for size, at in zip(sizes, places, strict=True)]
     if has_states(model) and any(at is not None for at in places):
+        assert isinstance(cache, SlotCache)
         return torch.cat(
             [
                 _anew(model, cache.adapters[row : row + 1], tokens_BL[row : row + 1, : at + 1])

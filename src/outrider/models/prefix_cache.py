@@ -13,13 +13,13 @@ line of a prompt that was read, and where others that are known then go on other
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from outrider.models.cache import SlotCache
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.recurrent.call import PIECE, has_states
 from outrider.models.recurrent.states import RecurrentStates
-from outrider.types import LanguageModel
+from outrider.types import Cache, LanguageModel
 
 LEAST = 16  #: tokens in common from which on a part of a prompt is copied; a whole one always is
 WORTH = 64  #: tokens that a prompt waits for, so that another one that begins alike is read first
@@ -238,7 +238,7 @@ class PrefixHits(NamedTuple):
     #: so many tokens, up to the end of an image, are copied together or not at all; 0: none are
     least: int = 0
 
-    def begin(self, model: LanguageModel, cache: Any) -> int:
+    def begin(self, model: LanguageModel, cache: Cache) -> int:
         """Copy the beginning that is kept of every prompt; how many tokens of each that are."""
         if not isinstance(cache, SlotCache):
             return 0
@@ -259,7 +259,7 @@ class PrefixHits(NamedTuple):
             cache.inputs = model.open(cache.rows, 1).inputs
         return count
 
-    def stops(self, model: LanguageModel, cache: Any, start: int) -> dict[int, list[int]]:
+    def stops(self, model: LanguageModel, cache: Cache, start: int) -> dict[int, list[int]]:
         """Behind how many tokens reading has to stop for a checkpoint, and of which rows."""
         found: dict[int, list[int]] = {}
         if not isinstance(cache, SlotCache) or cache.recurrent is None:
@@ -273,14 +273,15 @@ class PrefixHits(NamedTuple):
                     found.setdefault(line, []).append(row)
         return found
 
-    def mark(self, model: LanguageModel, cache: SlotCache, rows: Sequence[int], line: int) -> None:
+    def mark(self, model: LanguageModel, cache: Cache, rows: Sequence[int], line: int) -> None:
         """Copy the states of these rows, which have read so many tokens."""
+        assert isinstance(cache, SlotCache)
         assert cache.recurrent is not None
         for row in rows:
             mine = self.checkpoints.setdefault((model, row), {})
             mine[line] = cache.recurrent.checkpoint(row)
 
-    def keep(self, model: LanguageModel, cache: Any) -> None:
+    def keep(self, model: LanguageModel, cache: Cache) -> None:
         """Keep the entries of the prompts, which have been read but for their last tokens."""
         if isinstance(cache, SlotCache):
             for row, prompt in enumerate(self.prompts):

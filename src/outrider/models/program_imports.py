@@ -21,7 +21,7 @@ import marshal
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from importlib.abc import Loader, MetaPathFinder
@@ -80,15 +80,15 @@ def made_lean(model_type: str) -> Iterator[None]:
     numbers. In programs of ours alone: threads of others may count on torch's functions meanwhile.
     """
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     if not _imported_lean or model_type not in _PLAINLY_MADE or "torch._dynamo" in sys.modules:
         yield
         return
 
-    def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
+    def drawn(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(draw)
-        def unless_meta(tensor: Any, *given: Any, **more: Any) -> Any:
+        def unless_meta(tensor: Tensor, *given: object, **more: object) -> Tensor:
             return tensor if tensor.is_meta else draw(tensor, *given, **more)
 
         return unless_meta
@@ -96,7 +96,7 @@ def made_lean(model_type: str) -> Iterator[None]:
     counts = torch.arange
 
     @functools.wraps(counts)
-    def here(*given: Any, **more: Any) -> Any:
+    def here(*given: Any, **more: Any) -> Tensor:
         return counts(*given, **{"device": "cpu"} | more)
 
     with ExitStack() as meanwhile:
@@ -130,14 +130,14 @@ def _unmarked(function: Any = None, *_: object, **__: object) -> Any:
     return _unmarked if function is None else function
 
 
-def _later(module: str, name: str) -> Callable[..., Any]:
+def _later(module: str, name: str) -> Callable[..., object]:
     """A function that imports another when it is called.
 
     >>> _later("math", "sqrt")(9.0)
     3.0
     """
 
-    def call(*given: object, **more: object) -> Any:
+    def call(*given: object, **more: object) -> object:
         return getattr(importlib.import_module(module), name)(*given, **more)
 
     return call
@@ -210,11 +210,13 @@ def _exports_kept() -> Iterator[None]:
 class _Keeping(MetaPathFinder, Loader):
     """Finds the module that reads folders, as others do, and has its function keep what it read."""
 
-    def __init__(self, known: dict[str, Any]) -> None:
+    def __init__(self, known: dict[str, object]) -> None:
         self._known = known
         self._real: Any = None
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Of that one module."""
         if name != _EXPORTS:
             return None
@@ -237,7 +239,7 @@ class _Keeping(MetaPathFinder, Loader):
             return
 
         @functools.wraps(read)
-        def kept(path: Any) -> Any:
+        def kept(path: str | os.PathLike[str]) -> object:
             text = os.fspath(path)
             folder = os.path.dirname(text) if text.endswith(".py") else text
             if folder not in self._known:
@@ -263,19 +265,19 @@ def _place() -> Path | None:
     return calibrate.cache_dir() / f"exports-{digest}.bin"
 
 
-def _read(place: Path) -> dict[str, Any]:
+def _read(place: Path) -> dict[str, object]:
     """What is kept; nothing where there is none, or where it is damaged."""
     try:
         whole = place.read_bytes()
         if hashlib.sha256(whole[32:]).digest() == whole[:32]:
-            known: dict[str, Any] = marshal.loads(whole[32:])
+            known: dict[str, object] = marshal.loads(whole[32:])
             return known
     except (OSError, ValueError, EOFError, TypeError):
         pass
     return {}
 
 
-def _write(place: Path, known: dict[str, Any]) -> None:
+def _write(place: Path, known: dict[str, object]) -> None:
     """Whole, where that can be written."""
     with suppress(OSError, ValueError):
         said = marshal.dumps(known)

@@ -8,7 +8,6 @@ its own forward, and tied layers share one record.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +79,7 @@ class WeightOnlyTensor(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"WeightOnlyTensor({list(self.shape)}, {self.record.format})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "WeightOnlyTensor":
+    def __deepcopy__(self, memo: dict[int, object]) -> "WeightOnlyTensor":
         return self  # it is never written to
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -99,11 +98,11 @@ class WeightOnlyTensor(torch.Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Linear layers and embeddings; the rest is as of any tensor."""
         known = _KNOWN.get(func)
         if known is not None:
@@ -116,11 +115,11 @@ class WeightOnlyTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Of an operator that is not known: the same over the widened numbers."""
 
         def wide(given: object) -> object:
@@ -131,13 +130,13 @@ class WeightOnlyTensor(torch.Tensor):
         return func(*map(wide, args), **{k: wide(v) for k, v in (kwargs or {}).items()})
 
 
-def _linear(x: Tensor, weight: object, bias: Tensor | None = None) -> Any:
+def _linear(x: Tensor, weight: object, bias: Tensor | None = None) -> object:
     if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
         return NotImplemented
     return weight.linear(x, bias)
 
 
-def _embedding(ids: Tensor, weight: object, *_: object, **__: object) -> Any:
+def _embedding(ids: Tensor, weight: object, *_: object, **__: object) -> object:
     """What is padded, and how gradients are scaled, changes no row."""
     if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
         return NotImplemented
@@ -151,14 +150,14 @@ def embedding(weight: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda ids: F.embedding(ids, weight)
 
 
-def _addmm(bias: Tensor, x: Tensor, weight: object, **more: object) -> Any:
+def _addmm(bias: Tensor, x: Tensor, weight: object, **more: object) -> object:
     """As `Conv1D` multiplies."""
     if not isinstance(weight, WeightOnlyTensor) or not weight.transposed or more:
         return NotImplemented
     return weight.linear(x, bias)
 
 
-def _index(weight: object, at: object) -> Any:
+def _index(weight: object, at: object) -> object:
     if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
         return NotImplemented
     if not isinstance(at, Tensor) or at.dtype != torch.int64:
@@ -166,20 +165,20 @@ def _index(weight: object, at: object) -> Any:
     return weight.record.rows(at)
 
 
-def _detached(weight: Tensor) -> Any:
+def _detached(weight: Tensor) -> object:
     """Another one of the same record: a parameter is none any more, as of any tensor."""
     if not isinstance(weight, WeightOnlyTensor):
         return NotImplemented
     return WeightOnlyTensor(weight.record, weight.transposed)
 
 
-def _turned(weight: Tensor) -> Any:
+def _turned(weight: Tensor) -> object:
     if not isinstance(weight, WeightOnlyTensor):
         return NotImplemented
     return WeightOnlyTensor(weight.record, not weight.transposed)
 
 
-_KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
+_KNOWN: dict[Callable[..., object], Callable[..., object]] = {
     F.linear: _linear,
     F.embedding: _embedding,
     torch.addmm: _addmm,

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
 
 from outrider.server.engine_client import EngineClient
 from outrider.server.engine_loop import EngineOutput
@@ -145,10 +144,6 @@ class ServerMetrics:
     def render(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self.registry)
-
-    def collected(self) -> list[Metric]:
-        """All of them as values."""
-        return list(self.registry.collect())
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(self._prefix + name, text, ["model_name"], registry=self.registry)

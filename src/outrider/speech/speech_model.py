@@ -14,8 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtrac
 
 from outrider.errors import ConfigurationError, usable_file
 from outrider.models import pretrained
-from outrider.models.config import is_speech
-from outrider.models.multi_modal import reads_sound_in_prompts
+from outrider.models.config import is_speech, reads_sound_in_prompts
 from outrider.models.prefill import causal, inference
 from outrider.models.sources import ModelSource
 from outrider.speech.vocabulary import Vocabulary

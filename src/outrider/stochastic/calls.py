@@ -3,17 +3,20 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Generic, TypeVar
 
 from outrider import arguments
 from outrider.errors import BackendUnavailable, WorkerTimeout
 from outrider.stochastic import laws
 from outrider.stochastic.laws import LawTable
 
+T = TypeVar("T")
+State = TypeVar("State")
+
 # Ray as an executor of `concurrent.futures`: f runs on a cluster's workers.
 
 
-def _call(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def _call(function: Callable[..., T], *args: object, **keywords: object) -> T:
     return function(*args, **keywords)
 
 
@@ -28,7 +31,7 @@ class RayExecutor(Executor):
     >>> outrider.speculate(f, g, step, states, 100, executor=RayExecutor())    # doctest: +SKIP
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         try:
             import ray
         except ModuleNotFoundError as error:
@@ -38,18 +41,18 @@ class RayExecutor(Executor):
             ) from None
         self._ray = ray
         self._task = ray.remote(**options)(_call) if options else ray.remote(_call)
-        self._sent: dict[int, tuple[Callable[..., Any], Any]] = {}  # by identity, kept alive
+        self._sent: dict[int, tuple[Callable[..., object], object]] = {}  # by identity, kept alive
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> "Future[T]":
         """A future of the call."""
         if id(fn) not in self._sent:
             self._sent[id(fn)] = fn, self._ray.put(fn)
         sent = self._sent[id(fn)][1]
-        future: Future[Any] = self._task.remote(sent, *args, **kwargs).future()
+        future: Future[T] = self._task.remote(sent, *args, **kwargs).future()
         return future
 
 
-class BatchedFunction:
+class BatchedFunction(Generic[State]):
     """f or g, with the number of states it was asked about and of rounds it was asked in.
 
     executor         None: one call in this process; else `submit` of it is given parts
@@ -60,7 +63,7 @@ class BatchedFunction:
     def __init__(
         self,
         name: str,
-        function: Callable[[list[Any]], object],
+        function: Callable[[list[State]], object],
         executor: Executor | None = None,
         states_per_call: int = 1,
         timeout: float | None = None,
@@ -71,7 +74,7 @@ class BatchedFunction:
         self.executor, self.states_per_call, self.timeout = executor, states_per_call, timeout
         self.rounds = self.evaluations = 0
 
-    def __call__(self, states: Sequence[Any]) -> LawTable:
+    def __call__(self, states: Sequence[State]) -> LawTable:
         """The laws of these states, in their order."""
         self.rounds += 1
         self.evaluations += len(states)
@@ -112,7 +115,7 @@ class BatchedFunction:
 
         return wait
 
-    def _read(self, given: object, states: Sequence[Any]) -> LawTable:
+    def _read(self, given: object, states: Sequence[State]) -> LawTable:
         return laws.read(self.name, given, len(states))
 
     def _told(self, call: Callable[[], object], count: int) -> object:

@@ -91,15 +91,15 @@ class _Rules:
         return continuous.verify(name or "rejection", proposal)
 
 
-class _Trajectories:
+class _Trajectories(Generic[State]):
     """All trajectories of one call of `speculate`, and the counts."""
 
     def __init__(
         self,
-        f: BatchedFunction,
-        g: BatchedFunction | None,
-        step: Callable[[Any, Any], Any],
-        until: Callable[[Any], bool] | None,
+        f: BatchedFunction[State],
+        g: BatchedFunction[State] | None,
+        step: Callable[[State, Any], State],
+        until: Callable[[State], bool] | None,
         rules: _Rules,
         seeds: torch.Tensor,
     ) -> None:
@@ -108,12 +108,12 @@ class _Trajectories:
         self.stats, self.drafted_per_position = RequestStats(), [0] * len(rules.counts)
         self.settled = False
 
-    def ended(self, state: Any) -> bool:
+    def ended(self, state: State) -> bool:
         """Whether nothing comes behind a state."""
         return self.until is not None and bool(self.until(state))
 
     def propose(
-        self, states: list[Any], rows: list[int], starts: list[int], most: list[int]
+        self, states: list[State], rows: list[int], starts: list[int], most: list[int]
     ) -> Proposal:
         """g runs ahead, `most` outcomes of each row at most; then f is asked about all states.
 
@@ -291,7 +291,7 @@ def _counts(ahead: int, branching: Sequence[int] | None) -> tuple[int, ...]:
     return arguments.several("branching", branching, what, do, arguments.is_count)
 
 
-def _finished(run: _Trajectories, states: list[Any], steps: int) -> Speculation[Any]:
+def _finished(run: _Trajectories[State], states: list[State], steps: int) -> Speculation[Any]:
     """Rounds until every trajectory has ended."""
     found: list[list[Any]] = [[] for _ in states]
     rounds_of = [0] * len(states)

@@ -4,11 +4,12 @@ import random
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from typing_extensions import TypeVar
 
 from outrider.drafters.tree_drafting import bare
 from outrider.engine import step
@@ -30,24 +31,26 @@ from outrider.types import (
     Verdict,
 )
 
+M = TypeVar("M", default=Any)  #: what a drafter keeps of rows
 
-class Restless:
+
+class Restless(Generic[M]):
     """A drafter that drafts in another of its shapes in every step, and less in some rows.
 
     Both are chosen at random, before anything is drawn. `seen` holds the keys of the shapes.
     """
 
-    def __init__(self, drafter: Drafter, seed: int = 0) -> None:
+    def __init__(self, drafter: Drafter[M], seed: int = 0) -> None:
         self.drafter, self.random = drafter, random.Random(seed)
         self.name, self.kinds, self.shapes = drafter.name, drafter.kinds, drafter.shapes
         self.aux_layers = drafter.aux_layers
         self.seen: set[Hashable] = set()
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> M:
         """The drafter's memory."""
         return self.drafter.open(context, capacity)
 
-    def propose(self, memory: Any, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: M, context: Context, shape: DraftShape) -> Draft:
         """Its draft in a shape of ours or none, whatever was asked for."""
         shape = self.random.choice((*self.shapes, PLAIN))
         self.seen.add(shape.key)
@@ -60,7 +63,7 @@ class Restless:
         )
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: M, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """The drafter learns."""
         self.drafter.commit(memory, context, draft, verdict, scores)

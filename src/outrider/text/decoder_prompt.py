@@ -32,7 +32,7 @@ RULES = (
 )
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 #: Settings of a generation configuration that are not applied, and the values that mean nothing.
-UNKNOWN: dict[str, tuple[Any, ...]] = {
+UNKNOWN: dict[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (None, 1.0),
     "exponential_decay_length_penalty": (None,),
     "guidance_scale": (None, 1, 1.0),
@@ -43,7 +43,7 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {
 #: Settings of how a text is drawn for which a caller says nothing.
 WARPERS = ("temperature", "top_k", "top_p", "min_p")
 #: More that a model which goes on from its prompt may be told, and that is not followed.
-UNFOLLOWED: dict[str, tuple[Any, ...]] = {
+UNFOLLOWED: dict[str, tuple[object, ...]] = {
     "typical_p": (None, 1.0),
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
@@ -130,7 +130,7 @@ class ModelDefaults(NamedTuple):
         least = settings.get("min_length") or 0
         return cls(rules, MappingProxyType(sampling), least, left_out)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """As it goes to another process."""
         parts = self.rules, dict(self.sampling), self.min_length, self.left_out
         return ModelDefaults, parts

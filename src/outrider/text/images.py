@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import ConfigurationError, ImageError
+from outrider.errors import ConfigurationError, ImageError, OutriderError
 
 MOST_BYTES = 32 << 20  #: of a file
 MOST_PIXELS = 64_000_000  #: of a picture: some files of kilobytes hold billions
@@ -94,12 +94,17 @@ def data_url(given: str) -> bytes:
         )
     if len(body) > 4 * MOST_BYTES // 3 + 4:
         raise ImageError(_too_long("a data URL", len(body)))
+    return from_base64(body, "a data URL", ImageError)
+
+
+def from_base64(text: str, what: str, refused: type[OutriderError]) -> bytes:
+    """A file's bytes from their text. Raises an error of the type `refused`."""
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ImageError(
-            f"a data URL holds its file in base64; got {len(body)} characters that are none "
-            f"({error}); encode the file's bytes"
+        raise refused(
+            f"{what} has a file in base64; got {len(text)} characters that are none ({error}); "
+            "encode the file's bytes"
         ) from error
 
 

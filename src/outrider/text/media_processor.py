@@ -1,13 +1,11 @@
 """Conversations and prompts with images or sound, by the model's own processor."""
 
-import base64
-import binascii
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,10 +20,12 @@ from outrider.errors import (
 )
 from outrider.models import pretrained
 from outrider.models.config import found
-from outrider.speech import audio
-from outrider.text.images import MOST_BYTES, open_image
+from outrider.text.images import MOST_BYTES, from_base64, open_image
 from outrider.types import MultiModalInputs
 from outrider.types.multi_modal import PER_TOKEN, ImageAhead
+
+if TYPE_CHECKING:
+    from outrider.speech.audio import Recording
 
 MOST_PARTS = 64  #: images and recordings of one prompt
 MOST_SECONDS = 3600.0  #: of a recording in a prompt: a small file may hold much silence
@@ -293,6 +293,8 @@ class MediaProcessor:
 
     def _heard(self, given: Any, number: int) -> Any:
         """A recording's samples at the rate that the model hears."""
+        from outrider.speech import audio
+
         rate = self.rate
         if isinstance(given, (bytes, bytearray)):
             with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
@@ -304,7 +306,7 @@ class MediaProcessor:
                     raise AudioError(str(error).replace(str(path), "the recording")) from error
         return self._whole(audio.look(given, number, None, rate))
 
-    def _whole(self, recording: audio.Recording) -> Any:
+    def _whole(self, recording: "Recording") -> Any:
         """All of its samples. Raises AudioError for more than is heard."""
         if recording.seconds > self.most_seconds:
             raise AudioError(
@@ -327,13 +329,7 @@ def audio_bytes(data: object, most: int = MOST_BYTES) -> bytes:
         )
     if len(data) > 4 * most // 3 + 4:
         raise AudioError(f"a recording has at most {most} bytes; got more; send a shorter one")
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise AudioError(
-            f"input_audio has a file in base64; got {len(data)} characters that are none "
-            f"({error}); encode the file's bytes"
-        ) from error
+    return from_base64(data, "input_audio", AudioError)
 
 
 def _several(given: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from outrider import arguments
-from outrider.drafters import DRAFTERS, Root
+from outrider.drafters import DRAFTERS
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models.config import read
@@ -38,6 +38,8 @@ def adapter_names(given: Adapter | Sequence[Adapter], rows: int) -> list[str | N
     >>> adapter_names("sql", 2), adapter_names([None, "sql"], 2)
     (['sql', 'sql'], [None, 'sql'])
     """
+    if given is None:
+        return [None] * rows
     if not isinstance(given, (list, tuple)):
         return [_name(given)] * rows
     if len(given) != rows:
@@ -142,7 +144,7 @@ class PromptEncoder:
         if isinstance(prompt, Mapping):  # a model of text has no use for a tokenizer's output
             text = self.media is None and not set(prompt) - _OF_TEXT
         else:
-            text = not has_media(prompt)
+            text = isinstance(prompt, str) or not has_media(prompt)
         if text:
             return encode(self.tokenizer, prompt, number), None
         if self.media is None:
@@ -235,6 +237,8 @@ class PromptEncoder:
 
     def _references(self, given: object, rows: int) -> list[list[int]]:
         """Tokens to copy from. A text that is copied to its end is over there."""
+        if given is None:
+            return [[] for _ in range(rows)]
         references = []
         for number, one in enumerate(_each("reference", given, rows)):
             ids = [] if one is None or one == "" else self.answer_ids(one, number)
@@ -249,6 +253,8 @@ def sources(prompts: object) -> list[object]:
     >>> sources("Hello"), sources([[5, 6], [7]])
     (['Hello'], [[5, 6], [7]])
     """
+    if isinstance(prompts, str):
+        return [prompts]
     if isinstance(prompts, Inputs):
         return [prompts.take([row]) for row in range(len(prompts.mask_BS))]
     if is_features(prompts) or _is_ready(prompts):
@@ -294,7 +300,7 @@ def _each(name: str, given: Any, rows: int) -> Iterable[Any]:
 def refuse_useless(drafter: Drafter) -> None:
     """Refuse a reference for a drafter that copies from none; plain decoding needs no draft."""
     recipe = DRAFTERS.get(drafter.name)
-    if recipe is None or recipe.copies or isinstance(drafter, Root):
+    if recipe is None or recipe.copies or not drafter.shapes[0].max_depth:
         return
     able = ", ".join(repr(name) for name, other in DRAFTERS.items() if other.copies)
     raise ConfigurationError(

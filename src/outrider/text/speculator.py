@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import arguments, verifiers
-from outrider.drafters import ReferenceLookup, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request, StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
@@ -209,6 +208,8 @@ class Speculator:
 
     def plain(self, shared_noise: bool = False) -> "Speculator":
         """Ordinary decoding with the same target; `shared_noise` by the noise that drafts share."""
+        from outrider.drafters import Root
+
         return self.using(Root(), verifiers.get("match") if shared_noise else None)
 
     def generate(
@@ -380,8 +381,11 @@ class Speculator:
             assert prompts is not None
             return prompted(self.engine, prompts, audio, settings)
         engine = self.engine
-        if settings.reference is not None and engine.drafter.name != ReferenceLookup.name:
-            engine = self.using(ReferenceLookup()).engine
+        if settings.reference is not None:
+            from outrider.drafters import ReferenceLookup
+
+            if engine.drafter.name != ReferenceLookup.name:
+                engine = self.using(ReferenceLookup()).engine
         return transcription(engine, self.hearing, audio, settings)
 
     @property
@@ -420,6 +424,8 @@ class Speculator:
                 arguments.refuse("rules", "a SamplingParams", rules, do)
             return [ruled(own, rules) for own in settings]
         if self.opening is None:
+            if self.defaults.rules == SILENT.rules and not self.defaults.min_length:
+                return list(settings)
             both = zip(settings, prompts, strict=True)
             return [ruled(own, self.defaults.rules_without(len(ids))) for own, ids in both]
         if self.opening.left_out:

@@ -215,7 +215,8 @@ class Detokenizer:
             self._decode()
             if self.stop_strings and self._cut_at_stop_string(before):
                 break
-        return self._tell(0 if self.stopped_at is not None else self._begun())
+        sure = not self.stop_strings or self.stopped_at is not None
+        return self._tell(0 if sure else self._begun())
 
     def finish(self) -> str:
         """What was held back; nothing the second time."""

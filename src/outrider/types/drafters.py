@@ -4,25 +4,28 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from outrider.row_params import SamplingRows
 from outrider.types.drafts import Draft, DrawKind, Scores, Verdict
-from outrider.types.models import Inputs, LanguageModel
+from outrider.types.models import Cache, Inputs, LanguageModel
+
+M = TypeVar("M", default=Any)  #: what a drafter keeps of rows: a `RowStore`
 
 
 class RowHints(Protocol):
     """The prompts of rows that are being read, and what is kept of others that begin alike."""
 
-    def begin(self, model: LanguageModel, cache: Any) -> int:
+    def begin(self, model: LanguageModel, cache: Cache) -> int:
         """Copy what is kept of the prompts; so many tokens of every row are in the cache then."""
 
-    def stops(self, model: LanguageModel, cache: Any, start: int) -> dict[int, list[int]]:
+    def stops(self, model: LanguageModel, cache: Cache, start: int) -> dict[int, list[int]]:
         """Behind how many tokens, more than `start`, it is shown the states of which rows."""
 
-    def mark(self, model: LanguageModel, cache: Any, rows: Sequence[int], line: int) -> None:
+    def mark(self, model: LanguageModel, cache: Cache, rows: Sequence[int], line: int) -> None:
         """Be shown the states of these rows, which have read so many tokens."""
 
-    def keep(self, model: LanguageModel, cache: Any) -> None:
+    def keep(self, model: LanguageModel, cache: Cache) -> None:
         """Keep the entries of the prompts, all but each last token's, for others."""
 
 
@@ -44,7 +47,7 @@ class Context(NamedTuple):
     unread: int = 0
     #: at `propose`: the target's own cache, for a drafter that is made of the target's layers. What
     #: it writes there lies at and behind the pending token's slot, which the target writes anew
-    cache: Any = None
+    cache: Cache | None = None
     #: at `open`: what is kept of prompts that begin as these do; None: nothing is kept
     known: RowHints | None = None
     least: int = 0  #: host constant: no row is shorter than this
@@ -72,7 +75,7 @@ class DraftShape(NamedTuple):
 PLAIN = DraftShape(0, 1, 0, is_chain=True)
 
 
-class Drafter(Protocol):
+class Drafter(Protocol[M]):
     """Proposes trees. Its memory is its own; the engine never looks inside.
 
     One whose steps read values on the host, whatever the device, says so: `capturable = False`.
@@ -102,7 +105,7 @@ class Drafter(Protocol):
         (`LanguageModel.forward`).
         """
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> M:
         """Memory for these rows, a `RowStore`, with all but the pending token ingested.
 
         A draft model may leave the last `context.unread` tokens for later, too: `propose` is told
@@ -110,11 +113,11 @@ class Drafter(Protocol):
         It does not depend on a shape: another one may be asked for in every step.
         """
 
-    def propose(self, memory: Any, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: M, context: Context, shape: DraftShape) -> Draft:
         """A tree of this shape below each row's pending token."""
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: M, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Learn what was kept. `context` is the one the draft was proposed in.
 
@@ -123,14 +126,14 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class Foreseeing(Drafter, Protocol):
+class Foreseeing(Drafter[M], Protocol[M]):
     """A drafter on the host that can tell ahead of a step what its drafts are worth.
 
     What it knows of a row it has learnt from that row alone: rows may share a seed, and then one
     row's verdict would tell another's noise (docs/rules.md).
     """
 
-    def foresee(self, memory: Any, context: Context) -> Sequence[Sequence[float]]:
+    def foresee(self, memory: M, context: Context) -> Sequence[Sequence[float]]:
         """For each row and number of drafted nodes, from none on: tokens gained, as expected.
 
         Called ahead of `propose` in the same step; the best n nodes are a draft of n nodes.
@@ -138,7 +141,7 @@ class Foreseeing(Drafter, Protocol):
 
 
 @runtime_checkable
-class Mixed(Foreseeing, Protocol):
+class Mixed(Foreseeing[M], Protocol[M]):
     """A drafter on the host that asks a draft model in some rows and steps, and copies in others.
 
     A step's counts do not say which of the two a row's draft was; it does.
@@ -148,11 +151,11 @@ class Mixed(Foreseeing, Protocol):
     def asked(self) -> LanguageModel:
         """The draft model, or head."""
 
-    def by_model(self, memory: Any) -> Sequence[bool]:
+    def by_model(self, memory: M) -> Sequence[bool]:
         """In which rows the draft that was committed last was the model's."""
 
-    def reads(self, memory: Any) -> int:
+    def reads(self, memory: M) -> int:
         """Tokens that the model reads ahead of the next draft; 0 where no row asks it."""
 
-    def drop(self, memory: Any, rows: Sequence[int]) -> None:
+    def drop(self, memory: M, rows: Sequence[int]) -> None:
         """These rows ask the model no more."""

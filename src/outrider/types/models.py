@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from outrider.row_params import copy_rows, first_rows, gather_rows, put_rows, scatter_rows
 
@@ -125,7 +126,10 @@ class Cache(RowStore, Protocol):
         """Slots of a row."""
 
 
-class LanguageModel(Protocol):
+C = TypeVar("C", default=Any)  #: what a model keeps of rows: a `Cache`
+
+
+class LanguageModel(Protocol[C]):
     """One decoder driven over trees: target and draft model alike."""
 
     vocab_size: int  #: width of the logits it returns, cut to the tokenizer
@@ -162,11 +166,11 @@ class LanguageModel(Protocol):
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`: the encoder runs, unless its states are there already."""
 
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> C:
         """An empty cache, which owns what the model has read of the inputs."""
 
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
+        self, cache: C, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
 
@@ -174,12 +178,12 @@ class LanguageModel(Protocol):
         (0: the embeddings), -1 the state that the logits are computed from, behind the last norm.
         """
 
-    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+    def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
 
     def learn(
         self,
-        cache: Any,
+        cache: C,
         slots_BQ: Tensor,
         positions_BQ: Tensor,
         wide: int,

@@ -247,7 +247,7 @@ class Adaptive:
                     state.pool.saw(memory.greedy, depth, min(block.accepted, depth))
                 state.kept += block.accepted
                 state.tried += min(block.accepted + 1, depth)
-            memory.emitted(len(block.token_ids), plain_steps)
+            memory.emitted(len(block.token_ids), plain_steps, block.drafted)
             if block.finish_reason is not None:
                 del state.rows[block.row]
                 if view.free:

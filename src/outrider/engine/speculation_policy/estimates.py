@@ -147,6 +147,7 @@ RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it 
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
 RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
 VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
+FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
 
@@ -326,15 +327,14 @@ class MatchStreaks:
 class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
-    __slots__ = ("asked", "found", "greedy", "streak", "streaks", "time", "tokens", "wait")
-
     def __init__(self, greedy: bool) -> None:
         self.greedy = greedy
         self.streaks = MatchStreaks()
         self.streak = 1  #: drafted tokens kept since the last refusal
-        self.found = AcceptanceEstimate(
-            SUPPLY
-        )  #: how often there is a draft where one is asked for
+        self.found = AcceptanceEstimate(SUPPLY)  #: how often there is a draft if one is asked for
+        #: What drafts were to bring of late by who foresees, what they brought, in tokens.
+        self.expected, self.brought = FORETOLD, FORETOLD
+        self.told: Sequence[float] = ()  #: what is foreseen for the step under way
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
         self.wait = Backoff()
         self.asked = PLAIN  #: for the step under way, where every row is planned by itself
@@ -351,9 +351,9 @@ class RowMemory:
         left = row.left
         room = deepest if left is None else max(left - 1, 0)
         if row.foresee is not None:
-            told = row.foresee()
-            last = len(told) - 1
-            return [min(told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
+            self.told = told = row.foresee()
+            last, holds = len(told) - 1, self.brought / self.expected
+            return [min(holds * told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
         by_depth = self.streaks.gains(self.streak, min(deepest, room), level)
         last = len(by_depth) - 1
         return [by_depth[min(shape.max_depth, last)] for shape in drafts]
@@ -368,8 +368,14 @@ class RowMemory:
             self.streaks.saw(self.streak + at, at < kept)
         self.streak = self.streak + kept if kept == depth else 1
 
-    def emitted(self, tokens: int, plain_steps: float) -> None:
-        """A step that took as long as so many plain ones."""
+    def emitted(self, tokens: int, plain_steps: float, drafted: int) -> None:
+        """A step with so many nodes drafted that took as long as so many plain ones."""
         fade = _FADE**tokens
+        if drafted and self.told:  # the best of many guesses is seldom as good as it looks
+            told = self.told[min(drafted, len(self.told) - 1)]
+            self.expected += told
+            self.brought += tokens - 1
+        self.expected = FORETOLD + (self.expected - FORETOLD) * fade
+        self.brought = FORETOLD + (self.brought - FORETOLD) * fade
         self.tokens = self.tokens * fade + tokens
         self.time = self.time * fade + plain_steps

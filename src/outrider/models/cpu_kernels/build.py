@@ -50,6 +50,7 @@ SOURCES = (
     "logits.c",
     "tiles.c",
     "packed_linear.c",
+    "packed_layout.c",
     "packed_dense.c",
     "packed_blocks.c",
     "packed_superblocks.c",

@@ -1,6 +1,6 @@
 """Products whose weights stay in the type they came in, with float32 states.
 
-Weights are laid in panels of 16 outputs (`packed_formats.py`) of as many bits as before, and
+Weights are laid in panels of 16 outputs (`packed_layout.c`) of as many bits as before, and
 widened in registers (`packed_linear.c`). A row is one sum in one order, whatever stands beside it
 and however many threads there are: no form of a call has to be tried at load, and none is padded.
 """
@@ -8,7 +8,6 @@ and however many threads there are: no form of a call has to be tried at load, a
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,14 +16,7 @@ from torch.nn import functional as F
 from outrider.errors import ConfigurationError
 from outrider.models import isa
 from outrider.models.cpu_kernels import build
-from outrider.models.cpu_kernels.packed_formats import (
-    FORMATS,
-    GROUP,
-    TILE,
-    Format,
-    Laid,
-    lay_groups,
-)
+from outrider.models.cpu_kernels.packed_formats import FORMATS, Format
 from outrider.models.memory import empty
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
@@ -32,8 +24,9 @@ _PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
 _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _HALVES = 14  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
-_LINE = 64  #: bytes of a cache line
-_AT_ONCE = 64 * GROUP * TILE  #: outputs that are laid at once, lest a second copy of all is made
+_LAYOUT = (_WHOLE,) * 7 + (_POINTER,) * 2
+_TILE = 16  #: outputs (`packed_linear.h`)
+_AT_ONCE = 4096  #: outputs that are rounded at once, lest a second copy of all is made
 
 
 def unsupported_reason(
@@ -52,10 +45,10 @@ def unsupported_reason(
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
     """A weight [outputs, inputs] in a format, in panels: what `from_dense`, `from_blocks` and
-    `from_groups` make.
+    `from_groups` make. They raise RuntimeError where nothing is compiled.
 
-    >>> weight = PackedWeight.from_dense(torch.eye(2, 32), "q8_0")
-    >>> weight.format, weight.outputs, weight.inputs, weight.nbytes
+    >>> weight = PackedWeight.from_dense(torch.eye(2, 32), "q8_0")          # doctest: +SKIP
+    >>> weight.format, weight.outputs, weight.inputs, weight.nbytes         # doctest: +SKIP
     ('q8_0', 2, 32, 544)
     """
 
@@ -97,21 +90,16 @@ class PackedWeight:
         Raises ConfigurationError for an unknown format, or rows of another length.
         """
         outputs, found = len(blocks), _known(format, len(blocks), inputs)
-        if found.lay is None:
+        if not found.chunk:
             raise ConfigurationError(f"files have no {format!r}: `from_groups` makes such a weight")
-        lay, size, whole = found.lay, found.block, -(-inputs // found.chunk)
-        want = inputs * size // found.chunk
+        want = inputs * found.block // found.chunk
         if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] != want:
             raise ConfigurationError(
                 f"rows of {inputs} inputs in {format} are {want} bytes each; got "
                 f"{list(blocks.shape)} in {blocks.dtype}"
             )
-
-        def some(part: slice) -> Laid:
-            rows = F.pad(blocks[part], (0, whole * size - want, 0, -len(blocks[part]) % TILE))
-            return lay(rows.view(len(rows), whole, size))
-
-        return cls(format, outputs, inputs, _panels(outputs, some), found.chunk)
+        panels = _panels(found, blocks, -(-inputs // found.chunk), found.block, found.per)
+        return cls(format, outputs, inputs, panels, found.chunk)
 
     @classmethod
     def from_groups(
@@ -126,7 +114,8 @@ class PackedWeight:
         Raises ConfigurationError for other numbers, or shapes that do not go together.
 
         >>> whole = torch.arange(-16, 16, dtype=torch.int8).view(1, 32)
-        >>> PackedWeight.from_groups(whole, torch.tensor([[0.5]]), bits=8).format
+        >>> scale = torch.tensor([[0.5]])
+        >>> PackedWeight.from_groups(whole, scale, bits=8).format       # doctest: +SKIP
         'int8'
         """
         format = {(8, True): "int8", (4, True): "int4", (4, False): "int4_zero"}.get(
@@ -153,18 +142,15 @@ class PackedWeight:
                 f"{int(whole_OI.min())} to {int(whole_OI.max())}"
             )
 
-        def some(part: slice) -> Laid:
-            each = [None if x is None else x[part] for x in (whole_OI, scale_OG, minimum_OG)]
-            missing = -len(whole_OI[part]) % TILE
-            numbers, scale, least = (
-                None if x is None else F.pad(x, (0, 0, 0, missing)) for x in each
-            )
-            assert numbers is not None
-            assert scale is not None
-            least = None if least is None else least.float()
-            return lay_groups(numbers.to(torch.int8), scale.float(), least, bits)
-
-        return cls(format, outputs, inputs, _panels(outputs, some), inputs // groups)
+        numbers = whole_OI.to(torch.int8)
+        if format == "int4":
+            numbers = numbers + 8  # the kernels' numbers of 4 bits begin at 0
+        parts = [x.float()[:, :, None] for x in (scale_OG, minimum_OG) if x is not None]
+        each = [*parts, numbers.reshape(outputs, groups, -1)]
+        rows = torch.cat([x.contiguous().view(torch.uint8) for x in each], -1)
+        chunk = inputs // groups
+        panels = _panels(FORMATS[format], rows.flatten(1), groups, rows.shape[-1], chunk // 32)
+        return cls(format, outputs, inputs, panels, chunk)
 
     @property
     def nbytes(self) -> int:
@@ -293,32 +279,17 @@ class PackedLinear:
         return out
 
 
-def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
-    """Group by group, in it chunk by chunk: the heads of its tiles, then block by block what they
-    hold. Long heads stand before their own tile's first block (`packed_linear.h` says why)."""
-    tiles, panels, at = -(-outputs // TILE), torch.empty(0, dtype=torch.uint8), 0
-    whole = tiles // GROUP * GROUP * TILE
-    edges = [*range(0, whole, _AT_ONCE), whole] + [outputs] * (outputs > whole)
-    for first, last in pairwise(edges):
-        heads, data = lay(slice(first, last))
-        beside = GROUP if first < whole else len(heads)
-        _, chunks, blocks, size = data.shape
-        groups = len(data) // beside
-        data = data.view(groups, beside, chunks, blocks, size)
-        tops = heads.view(groups, beside, chunks, heads.shape[-1])
-        if heads.shape[-1] > _LINE:
-            tops, data = torch.cat((tops, data[:, :, :, 0]), -1), data[:, :, :, 1:]
-        top, rest = beside * tops.shape[-1], beside * data.shape[3] * size
-        if not panels.numel():
-            panels = empty(tiles * chunks * ((top + rest) // beside))
-        count = groups * chunks * (top + rest)
-        laid = panels[at : at + count].view(groups, chunks, top + rest)
-        if top:
-            laid[:, :, :top].view(groups, chunks, beside, -1).copy_(tops.transpose(1, 2))
-        if rest:
-            numbers = laid[:, :, top:].view(groups, chunks, -1, beside, size)
-            numbers.copy_(data.permute(0, 2, 3, 1, 4))
-        at += count
+def _panels(of: Format, rows_OB: Tensor, chunks: int, block: int, per: int) -> Tensor:
+    """Rows of chunks of `block` bytes and `per` blocks of inputs, as `packed_linear.h` has them."""
+    size = build.function("outrider_packed_chunk", (_WHOLE,) * 2)(of.code, per)
+    outputs, bytes_of_row = rows_OB.shape
+    panels, rows_OB = empty(-(-outputs // _TILE) * chunks * size), rows_OB.contiguous()
+    failed = build.function("outrider_packed_layout", _LAYOUT)(
+        of.code, per, outputs, chunks, block, bytes_of_row, torch.get_num_threads(),
+        rows_OB.data_ptr(), panels.data_ptr(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory to lay {outputs} rows of {bytes_of_row} bytes")
     return panels
 
 

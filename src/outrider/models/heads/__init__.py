@@ -1,61 +1,126 @@
 """Heads: small modules that draft from the target's hidden states, and what is driven like them."""
 
+import re
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from outrider import lazy
+from outrider.models.config import folder_fields, read
 from outrider.models.draft_source import TargetBoundSource
-from outrider.models.heads import formats
-from outrider.models.heads.autoregressive_head import (
-    AutoregressiveHead,
-    HeadCache,
-    StateHead,
-)
-from outrider.models.heads.blockwise import Blockwise, BlockwiseSource, ParallelHead
-from outrider.models.heads.dflash import (
-    BlockSight,
-    DFlash,
-    DFlashConfig,
-    DFlashSource,
-    MaskedBlockHead,
-)
-from outrider.models.heads.domino import Domino, DominoHead, DominoSource
-from outrider.models.heads.dspark import DSpark, DSparkHead, DSparkSource
-from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
-from outrider.models.heads.formats import save
-from outrider.models.heads.gemma4_assistant import Gemma4AssistantSource, KVSharedHead
-from outrider.models.heads.model import HeadModel
-from outrider.models.heads.mtp import MTP, ChainedHead, MtpSource
-from outrider.models.heads.parallel_eagle import (
-    ParallelDraftingHead,
-    ParallelEagle,
-    PEagleSource,
-)
-from outrider.models.heads.pard import ParallelDraftModel, PardSource
-from outrider.models.heads.source import HeadSource
 from outrider.models.sources import ModelSource
 
-#: Where heads come from, each asked in this order whether a folder is its own. To add one: append.
-SOURCES: list[type[TargetBoundSource] | type[PardSource]] = [
-    MtpSource,
-    PardSource,
-    Gemma4AssistantSource,
-    BlockwiseSource,
-    DominoSource,
-    DFlashSource,
-    DSparkSource,
-    PEagleSource,
-    HeadSource,
+if TYPE_CHECKING:
+    from outrider.models.heads.autoregressive_head import (
+        AutoregressiveHead,
+        HeadCache,
+        StateHead,
+    )
+    from outrider.models.heads.blockwise import Blockwise, ParallelHead
+    from outrider.models.heads.dflash import BlockSight, DFlash, DFlashConfig, MaskedBlockHead
+    from outrider.models.heads.domino import Domino, DominoHead
+    from outrider.models.heads.dspark import DSpark, DSparkHead
+    from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
+    from outrider.models.heads.formats import save
+    from outrider.models.heads.gemma4_assistant import KVSharedHead
+    from outrider.models.heads.model import HeadModel
+    from outrider.models.heads.mtp import MTP, ChainedHead
+    from outrider.models.heads.parallel_eagle import ParallelDraftingHead, ParallelEagle
+    from outrider.models.heads.pard import ParallelDraftModel, PardSource
+    from outrider.models.heads.source import HeadSource
+
+#: What makes a draft model of a folder with a head.
+HeadKind: TypeAlias = "type[TargetBoundSource] | type[PardSource]"
+
+
+class LazyKind(NamedTuple):
+    """A kind that is imported once a draft has one of its marks: see `marks`."""
+
+    home: str  #: "module:class"
+    marks: frozenset[str]
+
+    def load(self) -> "HeadKind":
+        """The class."""
+        module, _, name = self.home.partition(":")
+        kind: HeadKind = vars(import_module(f"{__name__}.{module}"))[name]
+        return kind
+
+
+def _kind(home: str, *marks: str) -> LazyKind:
+    return LazyKind(home, frozenset(marks))
+
+
+#: Where heads come from, each asked in this order whether a folder is its own. To add one: append
+#: its class.
+SOURCES: "list[LazyKind | HeadKind]" = [
+    _kind("mtp:MtpSource", "mtp"),
+    _kind("pard:PardSource", "pard_token"),
+    _kind("gemma4_assistant:Gemma4AssistantSource", "gemma4_assistant", "gemma4_unified_assistant"),
+    _kind("blockwise:BlockwiseSource", "blockwise_heads"),
+    _kind("domino:DominoSource", "speculators_model_type"),
+    _kind("dflash:DFlashSource", "speculators_model_type", "dflash_config"),
+    _kind("dspark:DSparkSource", "speculators_model_type"),
+    *(
+        _kind(home, "speculators_model_type", "draft_vocab_size", "eagle_config")
+        for home in ("parallel_eagle:PEagleSource", "source:HeadSource")
+    ),
 ]
+#: What configurations of heads say of themselves.
+_HEADS = re.compile("draft|eagle|hydra|medusa|mtp|pard|speculat", re.IGNORECASE)
 
 
-def source_of(given: object, target: ModelSource) -> TargetBoundSource | PardSource | None:
+def marks(given: object) -> frozenset[str]:
+    """What a draft shows of its kind: its name, its type, and the fields of its config.json."""
+    if isinstance(given, PreTrainedModel):
+        return frozenset({str(read(given.config, "model_type", str))})
+    if not isinstance(given, (str, Path)):
+        return frozenset()
+    fields = folder_fields(given)
+    return frozenset({str(given), str(fields.get("model_type")), *fields})
+
+
+def source_of(given: object, target: ModelSource) -> "TargetBoundSource | PardSource | None":
     """The head that a folder, or "mtp", stands for; None: it stands for another draft.
 
     Raises ConfigurationError and VocabularyMismatch for a head that cannot be used.
     """
-    kind = next((kind for kind in SOURCES if kind.reads(given)), None)
-    if kind is None and isinstance(given, (str, Path)):
-        formats.refuse_unknown(Path(given))
-    return None if kind is None else kind(target, given)
+    shown = marks(given)
+    for kind in SOURCES:
+        if isinstance(kind, LazyKind):
+            if kind.marks.isdisjoint(shown):
+                continue
+            kind = kind.load()
+        if kind.reads(given):
+            return kind(target, given)
+    if isinstance(given, (str, Path)):
+        _refuse_unknown(Path(given))
+    return None
+
+
+def _refuse_unknown(folder: Path) -> None:
+    """Refuse a folder that calls itself a head, in a form that nothing here reads, and no model.
+
+    Raises ConfigurationError, which says what was found and what is known.
+    """
+    fields = folder_fields(folder)
+    kind, made = fields.get("model_type"), fields.get("architectures") or []
+    names = [name for name in (kind, *made, *fields) if isinstance(name, str)]
+    found = [name for name in names if _HEADS.search(name)]
+    if kind in CONFIG_MAPPING_NAMES or "auto_map" in fields or not found:
+        return
+    from outrider.models.heads import formats
+
+    raise formats.bad_head(
+        folder,
+        f"a head of a form that is not known: model_type={kind!r}, architectures={made}, "
+        f"and {found[0]!r}",
+        "known are EAGLE-3 and P-EAGLE (their authors' and speculators' layout), DFlash, DSpark "
+        "(speculators), blockwise heads (blockwise_heads), and layers in the target's own "
+        "checkpoint (draft='mtp')",
+    )
 
 
 __all__ = [
@@ -87,3 +152,24 @@ __all__ = [
     "save",
     "source_of",
 ]
+
+_HOMES = {
+    name: f"{__name__}.{module}"
+    for module, names in {
+        "autoregressive_head": ("AutoregressiveHead", "HeadCache", "StateHead"),
+        "blockwise": ("Blockwise", "ParallelHead"),
+        "dflash": ("BlockSight", "DFlash", "DFlashConfig", "MaskedBlockHead"),
+        "domino": ("Domino", "DominoHead"),
+        "dspark": ("DSpark", "DSparkHead"),
+        "eagle3": ("Eagle3", "Eagle3Config", "HeadStates"),
+        "formats": ("save",),
+        "gemma4_assistant": ("KVSharedHead",),
+        "model": ("HeadModel",),
+        "mtp": ("MTP", "ChainedHead"),
+        "parallel_eagle": ("ParallelDraftingHead", "ParallelEagle"),
+        "pard": ("ParallelDraftModel",),
+        "source": ("HeadSource",),
+    }.items()
+    for name in names
+}
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES)

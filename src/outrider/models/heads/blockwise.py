@@ -30,9 +30,8 @@ from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import unsupported
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
-from outrider.models.config import decoder_of, vocabulary_of
+from outrider.models.config import decoder_of, folder_fields, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
-from outrider.models.heads.formats import read_config
 from outrider.models.heads.model import HeadModel, open_states, read_states, write_states
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
@@ -171,12 +170,12 @@ class BlockwiseSource(TargetBoundSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with blockwise heads."""
-        return isinstance(given, (str, Path)) and "blockwise_heads" in read_config(given)
+        return isinstance(given, (str, Path)) and "blockwise_heads" in folder_fields(given)
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
         self.config: PretrainedConfig = target.config
-        fields = read_config(given)
+        fields = folder_fields(given)
         do = "give what outrider.models.heads.blockwise.save has written"
         unknown = sorted(set(fields) - {*_FIELDS})
         if unknown:

@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.calibrate import Setting
-from outrider.models.config import decoder_of, read, vocabulary_of
+from outrider.models.config import decoder_of, folder_fields, read, vocabulary_of
 from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import formats
@@ -311,13 +311,13 @@ class DFlashSource(TargetBoundSource):
         """Whether this names a folder with such a head."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.read_config(given)
+        fields = folder_fields(given)
         own = fields.get("speculators_model_type") == cls.kind
         return own or (cls.kind == "dflash" and "dflash_config" in fields)
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
-        fields, decoder = formats.read_config(given), decoder_of(target.config)
+        fields, decoder = folder_fields(given), decoder_of(target.config)
         layers, wide = int(decoder.num_hidden_layers), int(decoder.hidden_size)
         known = vocabulary_of(target.config)
         asked = self._speculators if "speculators_model_type" in fields else self._authors

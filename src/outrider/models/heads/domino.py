@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.config import folder_fields
 from outrider.models.heads import formats
 from outrider.models.heads.autoregressive_head import HeadCache, parents
 from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashSource, MaskedBlockHead
@@ -111,13 +112,13 @@ class DominoSource(DFlashSource):
         """Whether this names a folder with such a head."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.read_config(given)
+        fields = folder_fields(given)
         named = fields.get("speculators_model_type") == cls.kind
         return named and fields.get("projector_type") == cls.projector
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, given)
-        fields = formats.read_config(given)
+        fields = folder_fields(given)
         sizes: Any = [fields.get("gru_hidden_dim", 1024), fields.get("emb_dim", 256)]
         sizes.append(fields.get("pure_draft_prefix_len", 1))
         own = f"gru_hidden_dim, emb_dim, pure_draft_prefix_len={sizes}"

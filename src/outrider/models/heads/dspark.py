@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from outrider.models.config import folder_fields
 from outrider.models.heads import formats
 from outrider.models.heads.autoregressive_head import HeadCache, parents
 from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashSource, MaskedBlockHead
@@ -148,7 +149,7 @@ class DSparkSource(DFlashSource):
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, given)
-        fields = formats.read_config(given)
+        fields = folder_fields(given)
         self._anchored = bool(fields.get("sample_from_anchor", True))
         self._markov, self._rank = _sequential(self.given, fields)
 

@@ -10,7 +10,6 @@ worse tokens, and nobody knows why.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider.errors import ConfigurationError, VocabularyMismatch, pickled
 from outrider.models import unsupported
+from outrider.models.config import folder_fields
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 from outrider.models.heads.model import DraftHead
 from outrider.models.sources import ModelSource
@@ -62,8 +61,6 @@ _EAGLE = {
     "parallel_draft_heads_num_layers": 1,
     "has_lm_head": True,
 }
-#: What configurations of heads say of themselves.
-_HEADS = re.compile("draft|eagle|hydra|medusa|mtp|pard|speculat", re.IGNORECASE)
 #: Older names of fields of a decoder's configuration, and those that change nothing here.
 LAYER_TOO = frozenset(
     {"rope_theta", "rope_scaling", "pretraining_tp", "max_window_layers", "sliding_window"}
@@ -80,41 +77,11 @@ class Checkpoint(NamedTuple):
     draft_dtype: str | None  #: "int8" if it says that it is best kept so
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """The folder's config.json; nothing if it has none that can be read."""
-    try:
-        fields = json.loads((Path(folder) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
 def layout(fields: Mapping[str, Any]) -> str | None:
     """The layout of a head's configuration; None: it is no head's."""
     if "speculators_model_type" in fields:
         return SPECULATORS
     return ORIGINAL if "draft_vocab_size" in fields or "eagle_config" in fields else None
-
-
-def refuse_unknown(folder: Path) -> None:
-    """Refuse a folder that calls itself a head, in a form that nothing here reads, and no model.
-
-    Raises ConfigurationError, which says what was found and what is known.
-    """
-    fields = read_config(folder)
-    kind, made = fields.get("model_type"), fields.get("architectures") or []
-    names = [name for name in (kind, *made, *fields) if isinstance(name, str)]
-    found = [name for name in names if _HEADS.search(name)]
-    if kind in CONFIG_MAPPING_NAMES or "auto_map" in fields or not found:
-        return
-    raise bad_head(
-        folder,
-        f"a head of a form that is not known: model_type={kind!r}, architectures={made}, "
-        f"and {found[0]!r}",
-        "known are EAGLE-3 and P-EAGLE (their authors' and speculators' layout), DFlash, DSpark "
-        "(speculators), blockwise heads (blockwise_heads), and layers in the target's own "
-        "checkpoint (draft='mtp')",
-    )
 
 
 def read(
@@ -130,7 +97,7 @@ def read(
     Raises ConfigurationError for what cannot be read, what is not computed here, and what does not
     fit the target.
     """
-    fields = {name: value for name, value in read_config(folder).items() if name not in more}
+    fields = {name: value for name, value in folder_fields(folder).items() if name not in more}
     if fields.get("speculators_model_type", kind) != kind:
         do = "give a head of EAGLE-3, P-EAGLE, DFlash or DSpark ('eagle3', 'peagle', ...)"
         raise bad_head(folder, f"speculators_model_type={fields['speculators_model_type']!r}", do)

@@ -28,7 +28,7 @@ from outrider.errors import ConfigurationError
 from outrider.models import pretrained, unsupported, weight_only
 from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
-from outrider.models.config import decoder_of, vocabulary_of
+from outrider.models.config import decoder_of, folder_fields, vocabulary_of
 from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import formats
@@ -233,9 +233,7 @@ class Gemma4AssistantSource(TargetBoundSource):
         """Whether this names a folder with an assistant, or is one."""
         if isinstance(given, PreTrainedModel):
             return given.config.model_type in KINDS
-        return (
-            isinstance(given, (str, Path)) and formats.read_config(given).get("model_type") in KINDS
-        )
+        return isinstance(given, (str, Path)) and folder_fields(given).get("model_type") in KINDS
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         super().__init__(target, given)

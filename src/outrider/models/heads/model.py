@@ -1,17 +1,20 @@
 """A head as a draft model: what all of them have in common, over what each does with states."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import TypeVar
 
 from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.decoder import fitted
 from outrider.types import Inputs, Nodes, Output, Reads
+
+C = TypeVar("C", default=Any)  #: what a head keeps of rows
 
 # What modules of heads have in common: tokens that they know, layers that the target lends.
 
@@ -118,7 +121,7 @@ def read_states(
     return torch.cat(halves, -1).to(dtype)
 
 
-class HeadRunner(Protocol):
+class HeadRunner(Protocol[C]):
     """Keeps what a head is told, and makes laws of it."""
 
     aux_layers: tuple[int, ...]  #: the target's states that it reads
@@ -127,12 +130,12 @@ class HeadRunner(Protocol):
     device: torch.device  #: where its weights lie
     dtype: torch.dtype
 
-    def open(self, rows: int, capacity: int) -> Any:
+    def open(self, rows: int, capacity: int) -> C:
         """An empty cache."""
 
     def learn(
         self,
-        cache: Any,
+        cache: C,
         slots_BQ: Tensor,
         positions_BQ: Tensor,
         wide: int,
@@ -141,14 +144,14 @@ class HeadRunner(Protocol):
     ) -> None:
         """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
 
-    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+    def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
         """Move what it was told of accepted paths next to their roots."""
 
-    def logits(self, cache: Any, nodes: Nodes, last: int | None) -> Tensor:
+    def logits(self, cache: C, nodes: Nodes, last: int | None) -> Tensor:
         """[B, Q or last, K], over the tokens that it can propose; -inf where none is possible."""
 
 
-class HeadModel:
+class HeadModel(Generic[C]):
     """A `LanguageModel` over a head. Its law of a token that it cannot propose is 0.
 
     >>> HeadModel(AutoregressiveHead(head), vocab_size=49152).aux_layers  # doctest: +SKIP
@@ -159,7 +162,7 @@ class HeadModel:
     trees_alike = False  #: nobody has tried
     reads: Reads = "text"
 
-    def __init__(self, runner: HeadRunner, vocab_size: int, context: int = 1 << 30) -> None:
+    def __init__(self, runner: HeadRunner[C], vocab_size: int, context: int = 1 << 30) -> None:
         self.runner, self.vocab_size, self.context = runner, vocab_size, context
         self.aux_layers, self.follows = runner.aux_layers, runner.follows
         self.device, self.dtype = runner.device, runner.dtype
@@ -182,14 +185,14 @@ class HeadModel:
     def probe(self, rows: int) -> None:
         """It needs no inputs."""
 
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> C:
         """An empty cache."""
         if inputs is not None:
             self.examine(inputs)
         return self.runner.open(rows, capacity)
 
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
+        self, cache: C, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
     ) -> Output:
         """The logits [B, Q, V] of (the last `last` of) Q nodes."""
         if aux_layers:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.config import folder_fields
 from outrider.models.heads import formats
 from outrider.models.heads.autoregressive_head import AutoregressiveHead, HeadCache, StateHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
@@ -117,7 +118,7 @@ class PEagleSource(HeadSource):
         """Whether this names a folder with such a head."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.read_config(given)
+        fields = folder_fields(given)
         kind = formats.layout(fields)
         if kind == formats.SPECULATORS:
             return bool(fields["speculators_model_type"] == cls.kind)
@@ -125,7 +126,7 @@ class PEagleSource(HeadSource):
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, given)
-        fields, vocab = formats.read_config(given), int(self.config.vocab_size)
+        fields, vocab = folder_fields(given), int(self.config.vocab_size)
         masks = [fields[name] for name in self._MASKS if fields.get(name) is not None]
         hidden, inputs = self._read.weights.get("mask_hidden"), self._read.weights["fc.weight"]
         if not masks or not isinstance(masks[0], int) or not 0 <= masks[0] < vocab:

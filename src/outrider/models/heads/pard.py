@@ -22,6 +22,7 @@ from outrider.errors import UnsupportedModel
 from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
+from outrider.models.config import folder_fields
 from outrider.models.decoder import TreeDecoder
 from outrider.models.heads import formats
 from outrider.models.model_wrapper import ModelWrapper
@@ -129,12 +130,12 @@ class PardSource(ModelSource):
         """Whether this names a folder with such a model."""
         if not isinstance(given, (str, Path)):
             return False
-        fields = formats.read_config(given)
+        fields = folder_fields(given)
         return fields.get("pard_token") is not None and formats.layout(fields) is None
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         super().__init__(given, "draft", trust=target.trust)
-        self._mask: Any = formats.read_config(given)["pard_token"]
+        self._mask: Any = folder_fields(given)["pard_token"]
         vocab = int(self.config.vocab_size)
         if not isinstance(self._mask, int) or not 0 <= self._mask < vocab:
             raise formats.bad_head(

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import ConfigurationError
 from outrider.models import weight_only
 from outrider.models.calibrate import Setting
-from outrider.models.config import decoder_of, read, vocabulary_of
+from outrider.models.config import decoder_of, folder_fields, read, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import eagle3, formats
 from outrider.models.heads.autoregressive_head import AutoregressiveHead, StateHead
@@ -37,10 +37,7 @@ class HeadSource(TargetBoundSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with a head."""
-        return (
-            isinstance(given, (str, Path))
-            and formats.layout(formats.read_config(given)) is not None
-        )
+        return isinstance(given, (str, Path)) and formats.layout(folder_fields(given)) is not None
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))

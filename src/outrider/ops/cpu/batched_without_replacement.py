@@ -8,17 +8,15 @@ sums in float64, then the tokens of one block.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.models.cpu_kernels import build
 from outrider.ops.cpu import compiled, keys
+from outrider.ops.cpu.host_tables import Array
 from outrider.ops.cpu.law_slices import block_of, find, running, upto
 from outrider.types import Laws
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 LITTLE = 1e-3  #: an urn with less left is made again from its logits
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from outrider.ops.cpu import filters, host_tables
-from outrider.ops.cpu.law_slices import Array, weights_of
+from outrider.ops.cpu.host_tables import Array
+from outrider.ops.cpu.law_slices import weights_of
 from outrider.ops.reference import walking
 from outrider.types import (
     FAULT,

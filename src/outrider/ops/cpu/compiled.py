@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from outrider.models.cpu_kernels import build
-from outrider.ops.cpu.host_tables import per_thread
-from outrider.ops.cpu.law_slices import LEAST, LONG, MOST, Array, weights_of
+from outrider.ops.cpu.host_tables import Array, per_thread
+from outrider.ops.cpu.law_slices import LEAST, LONG, MOST, weights_of
 from outrider.ops.cpu.rejection_walk import LARGEST, NOTHING
 from outrider.ops.reference.probs import EMPTY
 from outrider.types import Draft, Draws, Laws, Scores

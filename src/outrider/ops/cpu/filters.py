@@ -8,20 +8,19 @@ laws of language models that is a few hundred tokens of the vocabulary. Ties at 
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.ops.cpu import compiled, host_tables
+from outrider.ops.cpu.host_tables import Array
 from outrider.ops.reference.probs import floors as reference_floors
 from outrider.ops.reference.probs import least, partial, unscaled
 from outrider.row_params import SamplingRows
 from outrider.types import Laws
 from outrider.types.drafts import Host
-
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # The most probable tokens of laws on a CPU: two passes over each, and nothing is sorted whole.
 

@@ -20,6 +20,7 @@ from outrider.types import Draft, Verdict
 # Two requests may be decoded in two threads; a rule reads its rows again after it has written them.
 
 T = TypeVar("T")
+Array = np.ndarray[Any, np.dtype[Any]]  #: memory that a kernel reads or writes
 _MOST = 8  #: of each kind, then the oldest goes: shapes change with the request
 
 _own = threading.local()

@@ -4,13 +4,13 @@ Equal bit for bit to `noise.stream`, `noise.uniforms` and `noise.exponentials`' 
 """
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.noise import Purpose
+from outrider.ops.cpu.host_tables import Array
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
@@ -18,8 +18,6 @@ _MIX2 = 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
 _FEW = 4  #: rows up to which integers of Python are faster than NumPy's
 _BELOW_ONE = np.float32(1.0 - 2.0**-24)
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _mix(word: int) -> int:

@@ -8,15 +8,13 @@ piece that holds the smallest valid g is found among them, and numbers are bisec
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
 from outrider.ops.cpu import host_tables
+from outrider.ops.cpu.host_tables import Array
 from outrider.ops.cpu.rejection_walk import RejectionWalk
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def fits(draft: Draft) -> bool:

@@ -9,17 +9,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.ops.cpu.host_tables import per_thread
+from outrider.ops.cpu.host_tables import Array, per_thread
 from outrider.ops.reference.probs import EMPTY
 from outrider.types import Host, Laws
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
 LONG = 8192  #: tokens from which PyTorch's passes are faster than NumPy's

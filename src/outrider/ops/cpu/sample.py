@@ -17,10 +17,10 @@ from torch import Tensor
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
+from outrider.ops.cpu.host_tables import Array
 from outrider.ops.cpu.law_slices import (
     LEAST,
     MOST,
-    Array,
     RowWeights,
     WeightRows,
     edges,

@@ -11,18 +11,14 @@ has its own two rows, because a node is taken up again after its child was refus
 as a row and a factor, so that refusing a placed child changes two numbers.
 """
 
-from typing import Any
-
 import numpy as np
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.host_tables import per_thread
+from outrider.ops.cpu.host_tables import Array, per_thread
 from outrider.ops.cpu.law_slices import pick
 from outrider.ops.cpu.rejection_walk import LITTLE, RejectionWalk
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @per_thread

@@ -63,6 +63,9 @@ def tasks(
     rows: Annotated[
         int, typer.Option(min=1, help="Prompts that are decoded together: a batch.")
     ] = 1,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Calls of each prompt in turn; the fastest counts.")
+    ] = 1,
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     threads: Annotated[
@@ -76,7 +79,7 @@ def tasks(
     asked = experiment.ExperimentRequest(
         target, draft, drafters, table, skip, dtype, threads, problems
     )
-    amount = experiment.amount(quick, new_tokens, temperature, seed, run_code, rows)
+    amount = experiment.amount(quick, new_tokens, temperature, seed, run_code, rows, rounds)
     count = limit or (4 if quick else None)
     with bar("tasks") as progress:
         tables, titles = experiment.run(asked, count, amount, out, progress, pictures)

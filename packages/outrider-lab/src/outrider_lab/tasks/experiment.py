@@ -40,12 +40,13 @@ def amount(
     seed: int,
     run_code: bool,
     rows: int = 1,
+    rounds: int = 1,
 ) -> TasksAmount:
     """How much is measured; what was asked for goes before what is quick."""
     usual = TasksAmount(32 if quick else 128)
     temperatures = list(dict.fromkeys(temperatures or usual.temperatures))
     tokens = new_tokens or usual.new_tokens
-    return TasksAmount(tokens, tuple(temperatures), seed, run_code, rows=rows)
+    return TasksAmount(tokens, tuple(temperatures), seed, run_code, rows=rows, rounds=rounds)
 
 
 def run(
@@ -115,6 +116,7 @@ def _titles(prompts: int, amount: TasksAmount, clock: str) -> dict[str, str]:
     by = "one thread's CPU time" if clock == "cpu_time" else "by the wall clock"
     size = f"prompts 1 to {prompts}, up to {amount.new_tokens} tokens"
     size += f", {amount.rows} together" if amount.rows > 1 else ""
+    size += f", the fastest of {amount.rounds}" if amount.rounds > 1 else ""
     return {
         "arms": f"what arms take and get: {size}, whole calls, {by}",
         "speed": f"times faster than plain decoding, by kind of prompt: {size}, whole calls, {by}",

@@ -1,5 +1,8 @@
 """Every drafter on every prompt: times, texts, scores; in turn, one batch after the other.
 
+A machine's pace changes with what else it does, so one call beside another says little about a few
+percent: with more `rounds` drafters take turns on a prompt, and the fastest call of each counts.
+
 Times are those of whole calls, prompt included, as Spec-Bench has them; an answer of a batch has
 the part of its call that it has of the tokens. On one thread the clock is that thread's CPU time,
 which other work on the machine does not disturb; else it is the wall's.
@@ -8,6 +11,7 @@ which other work on the machine does not disturb; else it is the wall's.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +22,6 @@ from outrider.drafters import ReferenceLookup
 from outrider.stats import RequestStats
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
-from outrider_lab.bench.measure import turns
 from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
 from outrider_lab.tasks import scores
@@ -35,6 +38,7 @@ class TasksAmount:
     run_code: bool = True  #: whether tests of code are run
     scored: bool = True  #: whether answers are
     rows: int = 1  #: prompts that are decoded together
+    rounds: int = 1  #: times that each is decoded, of which the fastest counts
 
 
 @dataclass(frozen=True)
@@ -58,45 +62,54 @@ def run(
     prompts = [token_ids(base.tokenizer, task.turns) for task in tasks]
     batches = [range(len(tasks))[at : at + amount.rows] for at in range(0, len(tasks), amount.rows)]
     every = [
-        (t, batches[batch], arm)
-        for t in amount.temperatures
-        for _, batch, arm in turns(list(engines), len(batches))
+        (t, number, batch) for t in amount.temperatures for number, batch in enumerate(batches)
     ]
-    found: dict[tuple[float, str], list[Row]] = {(t, a): [] for t, _, a in every}
+    found: dict[tuple[float, str], list[Row]] = {(t, a): [] for t, *_ in every for a in engines}
     warm: set[str] = set()
-    for done, (t, batch, arm) in enumerate(every):
-        progress(f"{arm}, T = {t:g}", done, len(every))
-        keys = {at: f"{arm}, T {t:g}, question {tasks[at].question_id}" for at in batch}
-        left = [at for at in batch if keys[at] not in store.rows]
-        made: dict[int, Row] = {}
-        if left:
-            of = [tasks[at] for at in left], [prompts[at] for at in left]
+    for done, (t, number, batch) in enumerate(every):
+        keys = {
+            (arm, at): f"{arm}, T {t:g}, question {tasks[at].question_id}"
+            for arm in engines
+            for at in batch
+        }
+        left = {
+            arm: some
+            for arm in engines
+            if (some := [at for at in batch if keys[arm, at] not in store.rows])
+        }
+        made: dict[tuple[str, int], Row] = {}
+        for place in range(amount.rounds * len(left)):
+            turn, of = divmod(place, len(left))
+            arm = list(left)[(number + turn + of) % len(left)]
+            progress(f"{arm}, T = {t:g}", done, len(every))
             if arm not in warm:
                 warm.add(arm)
                 short = replace(amount, new_tokens=8)
                 _decode(base, engines[arm], [tasks[0]], [prompts[0]], t, short)
-            made = dict(zip(left, _answered(base, engines[arm], *of, t, amount), strict=True))
-        found[t, arm] += [store.get(keys[at], made.__getitem__, at) for at in batch]
+            some = left[arm]
+            asked = [tasks[at] for at in some], [prompts[at] for at in some]
+            for at, row in zip(some, _decode(base, engines[arm], *asked, t, amount), strict=True):
+                made[arm, at] = _faster(row, made.get((arm, at)))
+        for arm, at in keys:
+            own = partial(_scored, tasks[at], amount, made.get((arm, at), {}))
+            found[t, arm].append(store.get(keys[arm, at], own))
     progress("done", len(every), len(every))
     return TaskAnswers(list(tasks), list(engines), found)
 
 
-def _answered(
-    base: Speculator,
-    engine: Engine,
-    tasks: Sequence[PromptTask],
-    prompts: Sequence[list[int]],
-    t: float,
-    amount: TasksAmount,
-) -> list[Row]:
-    """The answers of one batch, scored."""
-    rows = _decode(base, engine, tasks, prompts, t, amount)
-    for task, row in zip(tasks, rows, strict=True):
-        worth = {}
-        if amount.scored:
-            worth = scores.scores(task, row["text"], row["ids"], amount.run_code)
-        row |= {"scores": worth, "finished": time.time()}
-    return rows
+def _faster(row: Row, before: Row | None) -> Row:
+    """An answer with the least of its times: what other work on the machine added is not its."""
+    if before is not None:
+        row |= {clock: min(row[clock], before[clock]) for clock in ("cpu_time", "wall_time")}
+    return row
+
+
+def _scored(task: PromptTask, amount: TasksAmount, row: Row) -> Row:
+    """An answer with what it is worth."""
+    worth = {}
+    if amount.scored:
+        worth = scores.scores(task, row["text"], row["ids"], amount.run_code)
+    return row | {"scores": worth, "finished": time.time()}
 
 
 def _decode(
@@ -168,4 +181,6 @@ def store_of(out: Path, base: Speculator, amount: TasksAmount, more: Row) -> rec
     }
     if amount.rows > 1:
         settings["rows"] = amount.rows
+    if amount.rounds > 1:
+        settings["rounds"] = amount.rounds
     return record.Store(out, "tasks", settings | more)

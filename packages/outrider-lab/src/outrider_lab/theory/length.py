@@ -8,12 +8,6 @@ number of drafted tokens, c the time of one draft step over the time of one targ
 (3.69, 3.69, 8)
 """
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from outrider_lab.theory.node import Array
-
 
 def _check(alpha: float, gamma: int = 0) -> None:
     if not 0 <= alpha <= 1 or gamma < 0:
@@ -24,25 +18,6 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     """E = (1 - a^(g+1)) / (1 - a) = sum of a^i for i <= g: accepted tokens and one more."""
     _check(alpha, gamma)
     return float(gamma + 1) if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
-
-
-def tokens_of_paths(acceptance: Array) -> float:
-    """1 + sum over i of E[beta_1 ... beta_i] from recorded acceptances [..., gamma].
-
-    Assumes nothing about independence between positions.
-    """
-    return float(1 + np.cumprod(np.asarray(acceptance, dtype=np.float64), -1).sum(-1).mean())
-
-
-def tokens_of_tree(parents: Sequence[int], acceptance: Sequence[float]) -> float:
-    """Sum over nodes of the product of acceptances on their path; node 0 has parent -1.
-
-    Assumes that acceptance depends on the place in the tree and not on the tokens (Sequoia).
-    """
-    reach = [1.0]
-    for node in range(1, len(parents)):
-        reach.append(reach[parents[node]] * acceptance[node])
-    return sum(reach)
 
 
 def speedup(alpha: float, gamma: int, cost: float) -> float:

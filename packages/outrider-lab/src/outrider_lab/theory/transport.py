@@ -40,21 +40,6 @@ def pair_without_replacement(target: Array, draft: Array) -> Array:
     return _least(np.cumsum(p, -1) + 1 - inside)
 
 
-def alpha_star(target: Array, draft: Array, drafts: int = 1, *, replacement: bool = True) -> float:
-    """Mean alpha* over recorded laws [..., V]: what a better rule could still gain.
-
-    Without replacement the scan is known to be exact for one and two drafts.
-    """
-    if drafts == 1 or replacement:
-        return float(independent(target, draft, drafts).mean())
-    if drafts == 2:
-        return float(pair_without_replacement(target, draft).mean())
-    raise ValueError(
-        f"the bound without replacement is a scan for at most 2 drafts; got {drafts}; "
-        "use by_subsets for a tiny vocabulary"
-    )
-
-
 def by_subsets(target: Array, inside: Callable[[tuple[int, ...]], float]) -> float:
     """alpha* of any draft law at one node by trying every H: V <= 20, for tests and oddities.
 
