@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider import SamplingParams, verifiers
+from outrider import SamplingParams, ops, verifiers
 from outrider.engine import step
 from outrider.ops.cpu import commit_tokens
 from outrider.ops.reference import walking
@@ -14,7 +14,7 @@ STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
 
 
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "beam"])
-@pytest.mark.parametrize("broken", [None, "wild", "dead"])
+@pytest.mark.parametrize("broken", [None, "wild", "wild, found once", "dead"])
 def test_few_rows_and_many_agree(name, broken, monkeypatch):
     monkeypatch.setattr(commit_tokens, "_FEW_ROWS", 5)
     target, small = pair()
@@ -39,10 +39,11 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
         if broken == "dead":
             dead = torch.rand(draft.tokens_BN.shape, generator=torch.manual_seed(seed)) < 0.3
             scores = scores._replace(dead_BN=dead)
-        if broken == "wild":
+        if broken in ("wild", "wild, found once"):
             logits = scores.laws.logits_BRV.clone()
-            logits[seed % 5, -1, 3] = torch.nan
-            scores = scores._replace(laws=scores.laws._replace(logits_BRV=logits))
+            logits[seed % 5, -1, 3] = (torch.nan, torch.inf)[seed % 2]
+            laws = scores.laws._replace(logits_BRV=logits)
+            scores = scores._replace(laws=ops.found_once(laws) if "once" in broken else laws)
         ends = Ends(
             state.context.length_B,
             state.limit_B,

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from cases import Case, build, same
 
 from outrider import ops
-from outrider.types import Laws
+from outrider.ops.cpu import BACKEND as CPU
+from outrider.ops.cpu import filters
+from outrider.types import DrawKind, Laws
 
 
 def laws(vocab, dtype=torch.float32, floors=False):
@@ -40,3 +43,33 @@ def test_a_law_in_half_precision_and_one_that_is_at_fault():
     broken = laws(40)
     broken.logits_BRV[0, 0, 3] = torch.nan
     assert ops.likely(broken, 4, 3.0)[0, 0].tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize("floors", [False, True])
+@pytest.mark.parametrize("vocab", [3, 40, 700])
+def test_what_is_found_once_is_what_is_found_each_time(vocab, floors):
+    law = laws(vocab, floors=floors)
+    law.logits_BRV[1, 0, :3] = law.logits_BRV[1, 0].max() + 1  # equals: the first
+    for at, value in ((0, torch.nan), (1, torch.inf), (2, None)):
+        if value is not None:
+            law.logits_BRV[0, at, 1] = value
+        elif not floors:
+            law.logits_BRV[0, at] = -torch.inf
+    found = ops.found_once(law)
+    for count, gap in ((8, 3.0), (4, 0.5), (8, 3.0), (9, 50.0)):
+        assert torch.equal(ops.likely(found, count, gap), ops.likely(law, count, gap))
+    whole = ops.found_once(law._replace(logits_BRV=law.logits_BRV[1:].contiguous(), floor_BR=None))
+    assert filters.peaks(whole).tokens[:, 0].tolist() == whole.logits_BRV[0].argmax(-1).tolist()
+    assert filters.peaks(law) is filters.peaks(found._replace(floor_BR=None)) is None
+
+
+@pytest.mark.parametrize("hot", ["all", "some"])
+def test_a_greedy_row_matches_what_was_found_once(hot):
+    for seed in range(6):
+        draft, scores, draws = build(Case(counts=(2, 1), hot=hot, seed=seed, kind=DrawKind.FIXED))
+        logits = scores.laws.logits_BRV
+        logits[0, 0, 7] = logits[0, 0].max()
+        if seed == 5:
+            logits[1, 1, 3] = torch.nan
+        found = scores._replace(laws=ops.found_once(scores.laws))
+        same(*(CPU.ops["verify:match"](draft, each, draws) for each in (found, scores)))

@@ -71,7 +71,7 @@ def score(
     logits, states = output.logits_BQV, output.hidden
     shaping = context.sampling.shaping
     if shaping is None:
-        return Scores(ops.warp(logits, context.sampling), states)
+        return Scores(ops.found_once(ops.warp(logits, context.sampling)), states)
     alive = None
     if shaping.processed:  # processors see no node that the drafter left empty
         alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
@@ -80,7 +80,8 @@ def score(
     if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
         dead = shaped.amax(-1) == -torch.inf
         shaped = shaped.masked_fill(dead[..., None], 0.0)
-    return Scores(ops.warp(shaped, context.sampling), states, raw_BNV=logits, dead_BN=dead)
+    laws = ops.found_once(ops.warp(shaped, context.sampling))
+    return Scores(laws, states, raw_BNV=logits, dead_BN=dead)
 
 
 @inference

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
+from outrider.models import weight_only
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.cpu_kernels.decoder_layers import LlamaLayers, unsupported_reason
@@ -89,10 +89,11 @@ class LlamaRunner:
         self.eps: float = config.rms_norm_eps
         self.hidden: int = config.hidden_size
         self.inner: int = config.intermediate_size
-        self._embedding: Tensor = model.model.embed_tokens.weight.detach()
-        self.device, self.dtype = self._embedding.device, self._embedding.dtype
+        weight: Tensor = model.model.embed_tokens.weight.detach()
+        self._embedded = weight_only.embedding(weight)
+        self.device, self.dtype = weight.device, weight.dtype
         self._between, self.rounding, self.means = chosen(
-            self, config.hidden_act, model.model.rotary_emb, self.context, self._embedding
+            self, config.hidden_act, model.model.rotary_emb, self.context, weight
         )
         self._layers = [Layer(layer, packed, int8, self._between) for layer in model.model.layers]
         self._norm = self._between.weight(model.model.norm.weight)
@@ -149,7 +150,7 @@ class LlamaRunner:
     ) -> Output:
         """Logits of the (last) nodes, and their states at the aux layers."""
         call = self._between.open(nodes)
-        state = F.embedding(nodes.tokens_BQ, self._embedding)
+        state = self._embedded(nodes.tokens_BQ)
         if self.whole is None or cache.adapters or not isinstance(call, KernelCall):
             x, kept = self._one_by_one(call, cache, state, last, aux_layers)
         else:

@@ -143,6 +143,13 @@ def _embedding(ids: Tensor, weight: object, *_: object, **__: object) -> object:
     return weight.record.rows(ids)
 
 
+def embedding(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """ids -> rows of a weight; of a packed one without torch's search for who computes it."""
+    if isinstance(weight, WeightOnlyTensor) and not weight.transposed:
+        return weight.record.rows
+    return lambda ids: F.embedding(ids, weight)
+
+
 def _addmm(bias: Tensor, x: Tensor, weight: object, **more: object) -> object:
     """As `Conv1D` multiplies."""
     if not isinstance(weight, WeightOnlyTensor) or not weight.transposed or more:

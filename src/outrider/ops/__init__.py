@@ -18,6 +18,7 @@ descending order:
     stack(laws)                                     the laws of several levels as one
 
     likely(law, count, gap)                         the most probable tokens_BRK, -1 padded
+    found_once(law)                                 the law, which keeps what is found in it
 
 The law that a draw returns is the one to declare in the draft. It carries what the draw has
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
@@ -41,6 +42,7 @@ from outrider.types import Laws
 
 assisted = dispatched(walking.assisted)
 floors = dispatched(reference_floors)
+found_once = dispatched(draws.found_once)
 independent = dispatched(draws.independent)
 likely = dispatched(draws.likely)
 sample = dispatched(draws.sample)

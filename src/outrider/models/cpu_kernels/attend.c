@@ -37,6 +37,18 @@ void outrider_reach(const Sizes *at, const uint8_t *visible, int32_t *count, int
     }
 }
 
+/* Rotary factors of nodes, each [count, bytes], from tables of so many places; 2: there is no such place. */
+int outrider_factors(
+    int64_t count, int64_t places, int64_t bytes, const int64_t *at, const void *cos, const void *sin,
+    void *to_cos, void *to_sin) {
+    for (int64_t node = 0; node < count; node++) {
+        if (at[node] < 0 || at[node] >= places) return 2;
+        memcpy((char *)to_cos + node * bytes, (const char *)cos + at[node] * bytes, bytes);
+        memcpy((char *)to_sin + node * bytes, (const char *)sin + at[node] * bytes, bytes);
+    }
+    return 0;
+}
+
 /* Write keys and values of the rows' nodes. */
 ALWAYS void note(
     const Sizes *at, const Asks *asks, const int64_t *slots, int64_t b, int64_t k,

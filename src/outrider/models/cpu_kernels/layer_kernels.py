@@ -26,6 +26,7 @@ ROUNDING = BatchInvariance(skipped=(), trees=True)
 LANES, WIDEST = 16, 256  #: of attend.c
 DTYPES = (torch.bfloat16, torch.float32)  #: of states, and of the cache
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+_FACTORS = (*(_WHOLE,) * 3, *(_POINTER,) * 5)
 
 
 class _AttentionSizes(ctypes.Structure):
@@ -68,6 +69,7 @@ class CpuKernels:
         self.dtype = cos.dtype
         self.is_half = cos.dtype == torch.bfloat16
         self.tiles = tile_kernels.unsupported_reason(cos) is None
+        self.factors = build.function("outrider_factors", _FACTORS)
         self.reach = build.function("outrider_reach", (_POINTER,) * 4)
         self.attend = build.function("outrider_attend", (_POINTER,) * 11)
         widths = (_WHOLE,) * 4  # rows, width, threads, whether in half precision
@@ -90,8 +92,12 @@ class KernelCall:
         self.of = of
         self.threads = torch.get_num_threads()
         self.nodes = Nodes(*(table.contiguous() for table in nodes))
+        if {nodes.positions_BQ.dtype, nodes.slots_BQ.dtype} != {torch.int64}:
+            raise TypeError(
+                f"positions in {nodes.positions_BQ.dtype}, slots {nodes.slots_BQ.dtype}"
+            )
         batch, queries, wide = nodes.visible_BQW.shape
-        self.cos, self.sin = of.cos[nodes.positions_BQ], of.sin[nodes.positions_BQ]
+        self.factors = of.cos.new_empty(2, batch, queries, of.cos.shape[1])
         self.counts = torch.empty(2, batch, queries, dtype=torch.int32)
         shape = of.shape
         self.sizes = _AttentionSizes(
@@ -101,7 +107,15 @@ class KernelCall:
         self.at = ctypes.addressof(self.sizes)
         self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, *self.counts)]
         of.reach(self.at, *self.read)
-        self.tables = [t.data_ptr() for t in (self.cos, self.sin, self.nodes.slots_BQ)]
+        half = self.factors.nbytes // 2
+        cos = self.factors.data_ptr()
+        self.tables = [cos, cos + half, self.nodes.slots_BQ.data_ptr()]
+        places, count = of.cos.shape[0], batch * queries
+        if count and of.factors(
+            count, places, half // count, self.nodes.positions_BQ.data_ptr(), of.cos.data_ptr(),
+            of.sin.data_ptr(), *self.tables[:2],
+        ):  # fmt: skip
+            raise IndexError(f"a position beyond the {places} that there are factors of")
 
     def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """One call for the sum and its norm."""

@@ -273,7 +273,7 @@ int outrider_packed_linear(
     return 0;
 }
 
-/* Weights of some outputs as float32 [count, inputs], inputs of whole chunks. */
+/* Weights of some outputs as float32 [count, inputs], inputs of whole chunks; 2: there is no such output. */
 int outrider_packed_rows(
     int64_t format, int64_t per, int64_t count, int64_t inputs, int64_t outputs, const int64_t *ids,
     const uint8_t *weight, float *out) {
@@ -281,6 +281,7 @@ int outrider_packed_rows(
     const int64_t size = bytes_of_tile(format, blocks, per);
     const int unit = unit_of(format), whole = is_whole(format), shifts = has_minimum(format);
     for (int64_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= outputs) return 2;
         const int64_t tile = ids[i] / TILE, first = tile / GROUP * GROUP, lane = ids[i] % TILE;
         const int64_t beside = least(GROUP, tiles - first);
         const int v = lane / WIDE, l = lane % WIDE;

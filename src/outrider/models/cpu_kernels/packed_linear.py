@@ -173,13 +173,12 @@ class PackedWeight:
         Raises IndexError for an id that is no output, RuntimeError where nothing is compiled.
         """
         ids = ids.to(torch.int64).contiguous()
-        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.outputs):
-            raise IndexError(f"an id outside the weight's {self.outputs} rows")
         out = torch.empty(*ids.shape, self.wide)
-        build.function("outrider_packed_rows", _ROWS)(
+        if build.function("outrider_packed_rows", _ROWS)(
             FORMATS[self.format].code, self.per, ids.numel(), self.wide, self.outputs,
             ids.data_ptr(), self.panels.data_ptr(), out.data_ptr(),
-        )  # fmt: skip
+        ):  # fmt: skip
+            raise IndexError(f"an id outside the weight's {self.outputs} rows")
         return out[..., : self.inputs]
 
     def dequantize(self) -> Tensor:

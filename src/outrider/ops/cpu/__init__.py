@@ -51,6 +51,7 @@ BACKEND = Backend(
         "survivors": beam.survivors,
         "floors": filters.floors,
         "likely": filters.likely,
+        "found_once": filters.found_once,
         "commit_tokens": commit_tokens.commit_tokens,
         "assisted": law_slices.assisted,
     },

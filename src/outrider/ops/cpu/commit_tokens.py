@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outrider.ops.cpu import host_tables
+from outrider.ops.cpu import filters, host_tables
 from outrider.ops.cpu.host_tables import Array
 from outrider.ops.cpu.law_slices import weights_of
 from outrider.ops.reference import walking
@@ -47,7 +47,12 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
     offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
     offered = offered * (len(rows) // len(offered))  # a table may be shared
-    tops, guesses = _tops(draft, scores)
+    peaks = filters.peaks(scores.laws) if scores.dead_BN is None else None
+    if peaks is None or peaks.tokens[:, 0].min() < 0:
+        tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
+    else:
+        tops = peaks.logits[:, 0].reshape(len(rows), -1)
+    guesses = _guesses(draft, len(rows))
     sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())  # nearly always
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = StepLists([], [], [], counts, [], [], [])
@@ -96,13 +101,12 @@ def _cut(row: _CommittedRow, tokens: list[int]) -> tuple[int, int]:
     return min(emitted, max(room, 0)), reason
 
 
-def _tops(draft: Draft, scores: Scores) -> tuple[Array, Array]:
-    """The largest logits of the target's laws, and those of the draft's that may be at fault."""
-    tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
+def _guesses(draft: Draft, rows: int) -> Array:
+    """The largest logits of the draft's laws that may be at fault."""
     weights = None if draft.laws is None else weights_of(draft.laws)
     if draft.laws is None or (weights is not None and not weights.fault):
-        return tops, np.empty((len(tops), 0))
-    return tops, _largest(draft.laws.logits_BRV)
+        return np.empty((rows, 0))
+    return _largest(draft.laws.logits_BRV)
 
 
 def _largest(logits_BRV: torch.Tensor, dead_BR: torch.Tensor | None = None) -> Array:

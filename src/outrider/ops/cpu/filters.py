@@ -7,6 +7,8 @@ laws of language models that is a few hundred tokens of the vocabulary. Ties at 
 """
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +20,74 @@ from outrider.ops.reference.probs import floors as reference_floors
 from outrider.ops.reference.probs import least, partial, unscaled
 from outrider.row_params import SamplingRows
 from outrider.types import Laws
+from outrider.types.drafts import Host
 
 # The most probable tokens of laws on a CPU: two passes over each, and nothing is sorted whole.
+
+MOST = 8  #: tokens of a law that are found in one pass
+
+
+class Peaks(NamedTuple):
+    """The likeliest tokens of every law [B R, MOST], of equals the first, and their logits; -1 and
+    -inf behind them, and where a logit is NaN or +inf."""
+
+    tokens: Array
+    logits: Array
+
+
+class FoundOnce:
+    """What a step's target laws are asked for by the rule, what ends rows and the drafter: found in
+    one pass over the logits, when somebody asks first. A `Host`."""
+
+    def __init__(self, logits_BRV: Tensor) -> None:
+        self._logits, self._asked = logits_BRV, False
+        self._peaks: Peaks | None = None
+
+    def stack(self, others: Sequence[Host]) -> Host:
+        """Nothing is known yet of laws put together."""
+        return FoundOnce(self._logits.new_empty(0, 0, 0, dtype=torch.float64))
+
+    def peaks(self) -> Peaks | None:
+        """None: they are not looked for."""
+        if not self._asked:
+            self._asked = True
+            rows = self._logits.detach().numpy().reshape(-1, self._logits.shape[-1])
+            tokens = compiled.likely(rows, None, MOST, math.inf) if rows.size else None
+            if tokens is not None:
+                found = rows[np.arange(len(rows))[:, None], tokens]
+                found[tokens < 0] = -np.inf
+                self._peaks = Peaks(tokens, found)
+        return self._peaks
+
+
+def found_once(laws: Laws) -> Laws:
+    """As `outrider.ops.reference.draws.found_once`."""
+    if laws.logits_BRV.dtype is not torch.float32:
+        return laws
+    return laws._replace(host=FoundOnce(laws.logits_BRV))
+
+
+def peaks(laws: Laws) -> Peaks | None:
+    """The likeliest tokens, where a step finds them once."""
+    return laws.host.peaks() if isinstance(laws.host, FoundOnce) else None
+
+
+def _among(found: Peaks, laws: Laws, count: int, gap: float) -> Array:
+    """`likely` of what was found."""
+    least = found.logits[:, :1] - np.float32(gap)
+    if laws.floor_BR is not None:
+        floors = laws.floor_BR.numpy().reshape(-1, 1).astype(np.float32)
+        least = np.where(floors > least, floors, least)
+    tokens: Array = np.where(found.logits >= least, found.tokens, -1)[:, :count]
+    return tokens
 
 
 def likely(laws: Laws, count: int, gap: float) -> Tensor:
     """As `outrider.ops.reference.draws.likely`; of equals the first."""
+    known = peaks(laws) if count <= MOST else None
+    if known is not None and known.tokens[:, 0].min() >= 0:
+        found_RK = np.ascontiguousarray(_among(known, laws, count, gap))
+        return torch.from_numpy(found_RK).view(*laws.logits_BRV.shape[:2], count)
     logits = laws.logits_BRV.detach()
     native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     shape = (*logits.shape[:2], count)

@@ -14,19 +14,21 @@ import numpy as np
 import torch
 
 from outrider.noise import Purpose
-from outrider.ops.cpu import compiled, host_tables, keys
+from outrider.ops.cpu import compiled, filters, host_tables, keys
 from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
 
 def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token; needs no draft law."""
     laws = scores.laws
-    batch = laws.logits_BRV.shape[0]
+    batch, nodes = laws.logits_BRV.shape[:2]
     depth = draft.tree.max_depth
     tokens, kids = draft.tokens_BN.tolist(), host_tables.shared(draft.draws_BNK, batch)
     inverse = laws.inverse_temperature_B.tolist()
     seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
+    known = None if laws.greedy == "none" else filters.peaks(laws)
+    best = [-1] * (batch * nodes) if known is None else known.tokens[:, 0].tolist()
     results: list[tuple[list[int], int, list[float]]] = []
     for b in range(batch):
         table = kids[b]
@@ -37,7 +39,9 @@ def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
             key = 0
             if race is None and not math.isinf(inverse[b]):
                 key = keys.stream(seeds[b], starts[b] + len(path) + 1, Purpose.TARGET)
-            token = _chosen(laws, b, node, inverse[b], key, race)
+            token = best[b * nodes + node] if math.isinf(inverse[b]) else -1
+            if token < 0:  # it was not looked for, or there is none
+                token = _chosen(laws, b, node, inverse[b], key, race)
             going = False
             for kid in table[node] if len(path) < depth else ():
                 if kid >= 0 and tokens[b][kid] == token:

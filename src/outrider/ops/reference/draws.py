@@ -183,6 +183,11 @@ def largest(scores_BRV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return widened(top.indices, count), widened(top.values > -torch.inf, count)
 
 
+def found_once(laws: Laws) -> Laws:
+    """The laws, and with them what several look for in a step's target laws, if it can be kept."""
+    return laws
+
+
 def likely(laws: Laws, count: int, gap: float) -> Tensor:
     """The `count` most probable tokens of each law, best first, [B, R, count], -1 padded.
 
