@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from test_other_heads import chained, checkpoint, sliding
+from test_mtp import chained, checkpoint, sliding
 
 import outrider
 import words

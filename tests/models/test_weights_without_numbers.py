@@ -5,6 +5,7 @@ import re
 import pytest
 import test_dflash
 import test_layer_subset
+import test_mtp
 import test_other_heads
 from safetensors.torch import load_file, save_file
 
@@ -51,7 +52,7 @@ def draft(path):
 
 
 def mtp(path):
-    test_other_heads.checkpoint(path)
+    test_mtp.checkpoint(path)
     return path, path
 
 
