@@ -90,3 +90,22 @@ def test_rows_that_were_measured_at_one_length_add_what_one_adds_alone():
     assert both.milliseconds(1, 4, 2048) == pytest.approx(30.0 + 4 * 4.0)
     assert four.milliseconds(5, 4, 2048) == 50.0  # nothing is known of it
     assert Costs.parsed(both.text()).milliseconds(1, 4, 2048) == both.milliseconds(1, 4, 2048)
+
+
+def test_what_runs_show_of_prices_counts_for_the_next_and_fades():
+    """Requests of few steps, of whose table five nodes take a third longer than it says."""
+    planner, row = Adaptive(), PlannedRow(0, Request([1]), 1)
+    factors = []
+    for _ in range(12):
+        state = planner.open([*DRAFTS, PLAIN], COSTS)
+        factors.append(state.prices.step(5, 1, 0, corrected=True) / COSTS.milliseconds(5))
+        for nodes in (1, 5, 1, 3) * 2:
+            planner.plan(state, BatchView([row]))
+            state.prices.took(nodes, 1, 0, (4 / 3 if nodes == 5 else 1) * COSTS.milliseconds(nodes))
+    assert factors[0] == 1.0
+    assert 1.2 < factors[-1] < 1.36  # beside steps of which a quarter are slow themselves
+    for _ in range(31):  # nobody asks for five nodes any more
+        state = planner.open([*DRAFTS, PLAIN], COSTS)
+    assert state.prices.step(5, 1, 0, corrected=True) == COSTS.milliseconds(5)
+    other = planner.open([*DRAFTS, PLAIN], COSTS.merged(LONG))
+    assert other.prices.of(1, 64, corrected=True) == other.prices.of(1, 64)

@@ -111,12 +111,12 @@ class AdaptiveState:
         costs: Costs,
         before: SharedEstimates,
         credit: ReadingCredit,
+        prices: CostModel,
     ) -> None:
-        drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
-        self.drafts = tuple(drafts)
-        self.deepest = max((shape.max_depth for shape in drafts), default=0)
+        self.drafts = prices.drafts
+        self.deepest = max((shape.max_depth for shape in self.drafts), default=0)
         self.plain = next(shape for shape in shapes if not shape.max_depth)
-        self.prices, self.costs = CostModel(costs, drafts), costs
+        self.prices, self.costs = prices, costs
         self.rows: dict[int, RowMemory] = {}
         self.before, self.pool = before, SharedEstimates(before)
         self.wait, self.credit = Backoff(), credit
@@ -175,6 +175,8 @@ class Adaptive:
     _credit: ReadingCredit = field(
         init=False, repr=False, compare=False, default_factory=ReadingCredit
     )
+    #: Of the last run's shapes and costs, one at most.
+    _prices: list[CostModel] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def open(self, shapes: Sequence[DraftShape], costs: Costs | None) -> AdaptiveState:
         """Nothing is known yet of its rows. Raises ConfigurationError without costs."""
@@ -183,7 +185,11 @@ class Adaptive:
                 "the adaptive planner weighs tokens against milliseconds; got no costs; give "
                 "Engine(..., costs=...), or leave the planner out"
             )
-        return AdaptiveState(shapes, costs, self._before, self._credit)
+        drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
+        known = (one for one in self._prices if (one.costs, one.drafts) == (costs, tuple(drafts)))
+        prices = CostModel(costs, drafts, next(known, None))
+        self._prices[:] = [prices]
+        return AdaptiveState(shapes, costs, self._before, self._credit, prices)
 
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""

@@ -39,10 +39,16 @@ class CostModel:
     size takes beside the steps before it, as the median of recent ones, as far as that is sure. A
     size is so many nodes of about so many rows: what three nodes take of one row says nothing of
     three nodes of sixteen. The table alone is what a text may depend on.
+
+    before  that of the run before, with the same table and drafts: what it has shown counts, as
+            most runs are too short to find out anew. A step of every size is forgotten with each
+            run, so that one that seemed dear, and is not asked for any more, is tried again.
     """
 
-    def __init__(self, costs: Costs, drafts: Sequence[DraftShape]) -> None:
-        self.costs = costs
+    def __init__(
+        self, costs: Costs, drafts: Sequence[DraftShape], before: "CostModel | None" = None
+    ) -> None:
+        self.costs, self.drafts = costs, tuple(drafts)
         self._nodes = [1, *(shape.max_nodes for shape in drafts)]
         contexts = {context for by_context in costs.times.values() for context in by_context}
         self._contexts = sorted(contexts)
@@ -52,6 +58,10 @@ class CostModel:
         self._by_size: dict[tuple[int, int], deque[float]] = {}
         self._factor: dict[tuple[int, int], float] = {}
         self._count = 0
+        if before is not None:
+            for size, times in list(before._by_size.items()):
+                self._by_size[size] = deque(list(times)[1:], maxlen=RECENT)
+            self._correct()
 
     def of(self, rows: int, context: int, corrected: bool = False) -> StepPrices:
         """The prices of a step of so many rows that are at most so long."""
@@ -111,8 +121,11 @@ class CostModel:
             sizes.append(ratio / geometric_mean(self._near))
         self._near.append(ratio)
         self._count += 1
-        if self._count % ENOUGH:
-            return
+        if not self._count % ENOUGH:
+            self._correct()
+
+    def _correct(self) -> None:
+        """Correct the table by what is known by now."""
         factors = {
             size: min(max(round(_surely(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
             for size, times in self._by_size.items()
