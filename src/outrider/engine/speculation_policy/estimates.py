@@ -340,6 +340,11 @@ class MatchStreaks:
 class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
+    __slots__ = (
+        "asked", "brought", "expected", "found", "greedy", "streak", "streaks", "time", "told",
+        "tokens", "wait",
+    )  # fmt: skip
+
     def __init__(self, greedy: bool) -> None:
         self.greedy = greedy
         self.streaks = MatchStreaks()
