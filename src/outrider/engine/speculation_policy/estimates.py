@@ -341,8 +341,17 @@ class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
     __slots__ = (
-        "asked", "brought", "expected", "found", "greedy", "streak", "streaks", "time", "told",
-        "tokens", "wait",
+        "asked",
+        "brought",
+        "expected",
+        "found",
+        "greedy",
+        "streak",
+        "streaks",
+        "time",
+        "tokens",
+        "told",
+        "wait",
     )  # fmt: skip
 
     def __init__(self, greedy: bool) -> None:
