@@ -352,7 +352,7 @@ class RowMemory:
         "tokens",
         "told",
         "wait",
-    )  # fmt: skip
+    )
 
     def __init__(self, greedy: bool) -> None:
         self.greedy = greedy
