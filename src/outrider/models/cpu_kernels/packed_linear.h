@@ -11,7 +11,6 @@
  * lays them so.
  */
 #pragma once
-#include <stdlib.h>
 
 #include "packed_vectors.h"
 
