@@ -69,6 +69,7 @@ SHARED = (
     "attend_sums.h",
     "tiles.h",
     "packed_vectors.h",
+    "packed_tiles.h",
     "packed_linear.h",
 )
 #: What is compiled: read now, together with the modules that call it.
