@@ -57,6 +57,16 @@ int main(int count, char **given) {
             buffers[i] = (uint8_t *)aligned_alloc(64, (sizes[i] + from + 127) / 64 * 64) + from;
             bytes(buffers[i], sizes[i]);
         }
+        /* Addresses in buffers: these are of the process that has made the calls. */
+        const int64_t inside = number();
+        int64_t *places = calloc(3 * inside + 1, sizeof *places);
+        for (int64_t i = 0; i < 3 * inside; i += 3) {
+            uint8_t *at = buffers[places[i] = number()] + (places[i + 1] = number());
+            memcpy(&places[i + 2], at, 8);
+            int64_t to = (int64_t)buffers[number()];
+            to += number();
+            memcpy(at, &to, 8);
+        }
         int whole = 0, broken = 0;
         for (int64_t arguments = number(); arguments > 0; arguments--) {
             const int64_t kind = number(), value = number();
@@ -72,6 +82,7 @@ int main(int count, char **given) {
         check(run != NULL, name);
         run(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13],
             a[14], a[15], a[16], a[17], a[18], a[19], f[0], f[1]);
+        for (int64_t i = 0; i < 3 * inside; i += 3) memcpy(buffers[places[i]] + places[i + 1], &places[i + 2], 8);
         for (int64_t i = 0; i < many; i++) fwrite(buffers[i], 1, sizes[i], out);
     }
     return fclose(out);

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from recorded_calls import RecordedCalls
+from test_bart import HEADS
+from test_bart import made as made_bart
 from test_cpu_kernels import BF16, call_of, filled, random_nodes
+from test_decoder_layers import lean_llama, read
 from test_packed_linear import FILES, blocks_of, grouped
 
-from outrider.models import isa
+from outrider.models import LlamaRunner, TreeDecoder, adapt, isa
 from outrider.models.cpu_kernels import build, cross_attention, int8, tile_kernels
 from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
+from outrider.models.prefill import causal
 
 ROOT = Path(__file__).parents[2]
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
@@ -43,6 +47,10 @@ def tool():
 @pytest.fixture
 def recorded(monkeypatch):
     """Calls of every kernel whose numbers are the same on all processors, made here."""
+    if isa.family() == "x86_64":  # others have no products of bfloat16 numbers
+        monkeypatch.setenv(isa.VARIABLE, "avx2")
+        monkeypatch.setattr(build, "_state", build._State())
+        build.wait()
     if build.unbuilt():
         pytest.skip(f"there is nothing to compare with: {build.unbuilt()}")
     monkeypatch.setattr(tile_kernels, "unsupported_reason", lambda like: "not on every processor")
@@ -51,6 +59,7 @@ def recorded(monkeypatch):
     with torch.inference_mode():
         between_products()
         products()
+        whole_layers()
     return calls
 
 
@@ -92,6 +101,18 @@ def products():
         for rows in (1, 2, 3, 4, 5, 6, 7, 13, 30):
             product(torch.randn(rows, packed.inputs))
         packed.rows(torch.tensor([0, packed.outputs - 1, 3]))
+
+
+def whole_layers():
+    """Of Llama's like, with biases and norms of heads, and of decoders with cross attention."""
+    for kind, dtype in (("qwen2", "int8"), ("qwen3", "bfloat16")):
+        model = TreeDecoder(LlamaRunner(lean_llama(kind, dtype), False))
+        assert model.runner.whole is not None
+        read(model, [9, 1], rows=2)
+    lean = adapt(made_bart("bart", **HEADS), packed=True)
+    assert lean.runner.whole is not None
+    at = torch.arange(5).expand(3, -1)
+    lean.forward(lean.open(3, 64, lean.probe(3)), causal(at + 5, at, 64), aux_layers=(0, -1))
 
 
 def zig(*arguments):
