@@ -4,7 +4,6 @@
  * Of 16 outputs the same element stands side by side. Numbers of 4 bits come to words of eight inputs,
  * the even ones below the odd ones, and so do the bits that formats of 5 and 6 keep elsewhere.
  */
-#include <string.h>
 
 #include "packed_tiles.h"
 #include "thread_pool.h"

@@ -3,7 +3,6 @@
  * `packed_linear.c` says in which order a row is summed.
  */
 #pragma once
-#include <stdlib.h>
 
 #include "packed_tiles.h"
 
