@@ -17,7 +17,7 @@ from outrider.testing import text_law
 from tiny import Mislabelled
 
 VOCAB, PROMPT = 4, (1, 3, 2, 0, 3, 3, 1)
-FEW, MANY = (3, 600), (4, 2000)  # tokens of a text, and how many texts
+FEW, MANY = (3, 400), (4, 2000)  # tokens of a text, and how many texts
 #: By mixer; attention layers stand between those of most.
 KINDS = {
     "gated delta rule": ["qwen3_5_text", "qwen3_next", "kimi_linear"],
