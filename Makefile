@@ -135,7 +135,7 @@ wheels: $(STAMP)
 	  OUTRIDER_WHEEL=$${platform##*/}=$$platform $(BIN)/python -m hatchling build -t wheel -d dist; \
 	done
 	@set -e; for package in $(PACKAGES); do \
-	  (cd $$package && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist); \
+	  (cd $$package && $(abspath $(BIN))/python -m hatchling build -t wheel -d $(CURDIR)/dist); \
 	done
 
 clean:

@@ -3,7 +3,7 @@
  *     cc -O2 -march=native benchmarks/kernels/skipped_reads.c -o /tmp/skipped_reads && /tmp/skipped_reads
  *
  * Processors fetch ahead what is read in order; some stop to where too much is left out, and packed
- * weights lie so that nothing is (`packed_linear.h`). One thread, its own clock, the best of four.
+ * weights lie so that nothing is (`packed_tiles.h`). One thread, its own clock, the best of four.
  */
 #define _GNU_SOURCE
 #include <stdint.h>

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider_lab.papers import app
+from outrider_lab.papers.record import Store
 from outrider_lab.peers import engines, gguf_files, page, speech, text
 from tokenizers_of import byte_level
 
@@ -128,6 +129,38 @@ def test_the_table_is_of_sums_and_the_best_other():
     assert plain["texts as our plain"] == "2 of 2"
     assert text.best_peer(figures()) == "llama.cpp"
     assert text.by_kind(figures())[1] == {"engine": text.DEFAULT, "code": 50.0, "story": 250.0}
+
+
+def test_the_worst_prompt_is_by_the_fastest_of_all_calls_and_sums_by_the_first():
+    found = figures()
+    found.rows[text.DEFAULT][1]["fastest"] = 1.6
+    default = text.table(found)[1]
+    assert default["worst prompt, of our plain"] == pytest.approx(1.25)
+    assert default["ms a token, CPU"] == pytest.approx(150)
+
+
+def test_only_ours_are_called_again_and_the_least_time_is_kept(monkeypatch, tmp_path):
+    times = {"plain": iter([9, 3, 2.0, 4]), "default": iter([5, 1.0, 3]), None: iter([9, 7])}
+
+    class Process:
+        def __init__(self, _):
+            self.ready, self.start = {"means": "", "cpu": 0.0}, 0.0
+
+        def ask(self, way=None, widths=(), **_):
+            return {"ms": {"1": 1.0}} if widths else row(next(times[way]))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(text, "started", Process)
+    monkeypatch.setattr(text, "FIRSTS", 0)
+    request = text.TextRequest(
+        Path("m.gguf"), None, "o", "p", ("llama.cpp",), (), first_start=False, rounds=3
+    )
+    store = Store(tmp_path, "peers", {})
+    found = text.run(request, [("code", [1])], store, lambda *_: None)
+    calls = {name: (rows[0]["cpu"], rows[0].get("fastest")) for name, rows in found.rows.items()}
+    assert calls == {text.PLAIN: (3, 2.0), text.DEFAULT: (5, 1.0), "llama.cpp": (7, None)}
 
 
 def test_word_errors_and_time_for_a_minute():

@@ -115,6 +115,42 @@ def test_one_changed_file_is_compiled_alone(fresh, tmp_path):
     assert ran[1:] == [["int8.c"], ["int8.c"]]  # which reads the header; the others do not
 
 
+LEVELS = isa.of_family(isa.family())
+
+
+@needs_cc
+@pytest.mark.parametrize(
+    "level",
+    [*(pytest.param(each, marks=pytest.mark.exhaustive) for each in LEVELS[:-1]), LEVELS[-1]],
+)
+def test_every_level_is_accepted_by_a_compiler_whatever_this_processor_has(level, tmp_path):
+    for name, text in build.TEXTS.items():
+        (tmp_path / name).write_text(text)
+    command = ["cc", *build.FLAGS, *level.options, "-Werror", "-fsyntax-only", *build.SOURCES]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert not said.returncode, said.stderr
+
+
+@needs_cc
+def test_what_most_sources_include_is_read_once_and_changes_no_object(fresh, tmp_path):
+    log = tmp_path / "log"
+    fresh.setenv("CC", lasting(tmp_path, f'echo "$@" >> {log}; exec cc "$@"'))
+    made = '#include "intrinsics.h"\nint added(int64_t x) { return x + (int64_t)sqrt(4); }\n'
+    libraries = []
+    for others in ({}, {"attend.c": '#include "intrinsics.h"\n'}):
+        texts = small(1) | {build.AHEAD: build.TEXTS[build.AHEAD], "int8.c": made} | others
+        fresh.setattr(build, "TEXTS", texts)
+        anew(fresh)
+        fresh.setenv("XDG_CACHE_HOME", str(tmp_path / str(len(others))))
+        assert build.function("added", WHOLE)(40) == 42
+        libraries.append(build.library().path.parent)
+    ran = log.read_text().splitlines()
+    assert sum(f"-x c-header {build.AHEAD}" in line for line in ran) == 1
+    assert sum(f"-include {build.AHEAD}" in line for line in ran) == 2
+    alone, together = ({one.read_bytes() for one in each.glob("objects/*.o")} for each in libraries)
+    assert alone <= together
+
+
 @needs_cc
 def test_processes_that_build_at_once_have_one_library(fresh, tmp_path):
     log = tmp_path / "log"

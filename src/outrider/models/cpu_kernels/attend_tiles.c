@@ -99,7 +99,7 @@ static void laid_queries(const Sizes *at, const Asks *asks, const Seen *seen, co
         for (int64_t e = 0; e < E; e += LANES)
             store(room->queries + q * E + e, *(lanes *)(query + e));
     }
-    turned((uint32_t *)room->queries, TILE, E / 2, (uint32_t *)(room->queries + TILE * E));
+    crossed_pairs((uint32_t *)room->queries, TILE, E / 2, (uint32_t *)(room->queries + TILE * E));
 }
 
 /* Scores [W', 16] of the first `slots` slots. */

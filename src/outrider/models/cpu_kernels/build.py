@@ -59,7 +59,9 @@ SOURCES = (
     "int16_attention.c",
     "outer_product.c",
 )
+AHEAD = "intrinsics.h"  #: read once for all sources: alone it takes a quarter of a second
 SHARED = (
+    AHEAD,
     "thread_pool.h",
     "lanes.h",
     "draws.h",
@@ -67,6 +69,7 @@ SHARED = (
     "attend_sums.h",
     "tiles.h",
     "packed_vectors.h",
+    "packed_tiles.h",
     "packed_linear.h",
 )
 #: What is compiled: read now, together with the modules that call it.
@@ -199,6 +202,7 @@ class _Order:
                 "library": str(self.library),
                 "sources": SOURCES,
                 "texts": self.texts,
+                "ahead": AHEAD,
                 "compiler": self.compiler,
                 "flags": [*FLAGS, *self.level.options],
                 "links": LINKS,

@@ -5,10 +5,7 @@
  * product may be contracted into a sum but where `fma_` says so: compile with -ffp-contract=off.
  */
 #pragma once
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "intrinsics.h"
 
 #define LANES 16
 #define FAR 2048 /* bytes from what is used to what is fetched */
@@ -18,15 +15,12 @@
 #define WIDTH 4
 #define HELD 3
 #elif defined(__AVX512F__) && defined(__AVX512BW__)
-#include <immintrin.h>
 #define WIDTH 16 /* lanes of a register */
 #define HELD 24  /* sums that leave registers for what is added to them */
 #elif defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
 #define WIDTH 8
 #define HELD 6
 #elif defined(__aarch64__)
-#include <arm_neon.h>
 #define WIDTH 4
 #define HELD 6
 #define NEON

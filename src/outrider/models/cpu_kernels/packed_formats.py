@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Format:
-    """A format, as `packed_linear.h` numbers it."""
+    """A format, as `packed_tiles.h` numbers it."""
 
     name: str
     code: int

@@ -1,12 +1,11 @@
 /* Blocks of a GGUF file's rows (ggml's, https://github.com/ggml-org/llama.cpp, ggml-common.h), and
- * groups of whole numbers that share a scale, laid in tiles: `packed_linear.h` says where each lies.
+ * groups of whole numbers that share a scale, laid in tiles: `packed_tiles.h` says where each lies.
  *
  * Of 16 outputs the same element stands side by side. Numbers of 4 bits come to words of eight inputs,
  * the even ones below the odd ones, and so do the bits that formats of 5 and 6 keep elsewhere.
  */
-#include <string.h>
 
-#include "packed_linear.h"
+#include "packed_tiles.h"
 #include "thread_pool.h"
 
 typedef const uint8_t *const *Outputs; /* a chunk of each of a tile's outputs */
@@ -126,11 +125,16 @@ INLINED void lay_words(const int format, uint8_t *data, Outputs of, int64_t b) {
         }
 }
 
-INLINED void lay_block(const int format, uint8_t *data, Outputs of, int64_t b) {
+/* Numbers with a point: unit by unit. */
+INLINED void lay_units(const int format, uint8_t *data, Outputs of, int64_t apart) {
+    const int size = format == F16 ? 2 : 4, many = (int)bytes_of_unit(format) / TILE / size;
+    for (int u = 0; u < length_of(format) / unit_of(format); u++, data += apart)
+        turn(data, of, u * many * size, many, size);
+}
+
+INLINED void lay_block(const int format, uint8_t *data, Outputs of, int64_t b, int64_t apart) {
     switch (format) {
-        case F32: turn(data, of, 0, 32, 4); break;
-        case BF16: turn(data, of, 0, 16, 4); break;
-        case F16: turn(data, of, 0, 32, 2); break;
+        case F32: case BF16: case F16: lay_units(format, data, of, apart); break;
         case Q8_0: turn(data, of, 2, 16, 2); break;
         case INT8: turn(data, of, 4 + 32 * b, 16, 2); break;
         default: lay_words(format, data, of, b);
@@ -167,8 +171,8 @@ INLINED void lay_group(const int format, const Layout *of, int64_t group, int64_
             }
             lay_head(format, chunk + t * heads_apart(format), each);
             for (int64_t b = 0; b < of->per; b++) {
-                const uint8_t *data = block_of(format, chunk, tiles, b) + t * tiles_apart(format, b);
-                lay_block(format, chunk + (data - chunk), each, b);
+                const uint8_t *data = block_of(format, chunk, tiles, b) + tile_at(format, b, t);
+                lay_block(format, chunk + (data - chunk), each, b, units_apart(format, t, tiles));
             }
         }
     }

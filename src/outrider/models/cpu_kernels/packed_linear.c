@@ -52,9 +52,10 @@ INLINED float *widen_chunk(
     for (int64_t b = first; b < first + per; b++) {
         for (int64_t t = 0; t < tiles; t++) {
             const uint8_t *head = chunk + t * heads_apart(format);
-            const uint8_t *data = block_of(format, chunk, tiles, b) + t * tiles_apart(format, b);
+            const uint8_t *data = block_of(format, chunk, tiles, b) + tile_at(format, b, t);
             float *wide_head = to + t * heads_apart(kind) / 4;
-            float *wide = (float *)block_of(kind, (const uint8_t *)to, tiles, 0) + t * tiles_apart(kind, 0) / 4;
+            float *first_wide =
+                (float *)block_of(kind, (const uint8_t *)to, tiles, 0) + tile_at(kind, 0, t) / 4;
             for (int v = 0; v < VECTORS; v++, wide_head += WIDE) {
                 if (is_whole(format)) store_f(wide_head, scale(format, head, b, v));
                 if (has_minimum(format)) store_f(wide_head + TILE, minimum(format, head, b, v));
@@ -62,15 +63,19 @@ INLINED float *widen_chunk(
 #pragma GCC unroll 1
             for (int u = 0; u < length_of(format) / unit; u++)
 #pragma GCC unroll 8
-                for (int j = 0; j < unit; j += is_whole(format) ? 2 : 1)
+                for (int j = 0; j < unit; j += is_whole(format) ? 2 : 1) {
+                    const int at = u * unit + j;
+                    float *wide = first_wide + at / unit_of(kind) * units_apart(kind, t, tiles) / 4;
+                    wide += at % unit_of(kind) * bytes_of_unit(kind) / unit_of(kind) / 4;
 #pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; v++, wide += WIDE) {
                         if (is_whole(format)) {
                             const vi centre = all_i(centre_of(format) * 0x10001);
                             store_f(wide, (vf)less_pairs(pairs(format, data, u, j / 2, v), centre));
                         } else
-                            store_f(wide, weights(format, data, u, j, v));
+                            store_f(wide, weights(format, data + u * units_apart(format, t, tiles), j, v));
                     }
+                }
         }
         to += tiles * (head_of(kind) + data_of(kind)) / 4;
     }
@@ -283,18 +288,19 @@ int outrider_packed_rows(
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= outputs) return 2;
         const int64_t tile = ids[i] / TILE, first = tile / GROUP * GROUP, lane = ids[i] % TILE;
-        const int64_t beside = least(GROUP, tiles - first);
+        const int64_t tiles_here = least(GROUP, tiles - first), t = tile - first;
+        const int64_t apart = units_apart(format, t, tiles_here);
         const int v = lane / WIDE, l = lane % WIDE;
-        const int64_t chunk = beside * (head_of(format) + per * data_of(format));
+        const int64_t chunk = tiles_here * (head_of(format) + per * data_of(format));
         for (int64_t b = 0; b < blocks; b++) {
             const uint8_t *from = weight + first * size + b / per * chunk;
-            const uint8_t *head = from + (tile - first) * heads_apart(format);
-            const uint8_t *at = block_of(format, from, beside, b % per) + (tile - first) * tiles_apart(format, b % per);
+            const uint8_t *head = from + t * heads_apart(format);
+            const uint8_t *at = block_of(format, from, tiles_here, b % per) + tile_at(format, b % per, t);
             const float s = whole ? scale(format, head, b % per, v)[l] : 1.0f;
             const float m = shifts ? minimum(format, head, b % per, v)[l] : 0.0f;
             for (int k = 0; k < length_of(format); k++) {
                 if (!whole) {
-                    *out++ = weights(format, at, k / unit, k % unit, v)[l];
+                    *out++ = weights(format, at + k / unit * apart, k % unit, v)[l];
                     continue;
                 }
                 const int32_t both = pairs(format, at, k / unit, k % unit / 2, v)[l];

@@ -1,22 +1,11 @@
-/* Tiles of packed weights, widened in registers and multiplied with up to six rows: what each format's
- * `Pass` does. Formats are compiled apart (`packed_dense.c` and those beside it), and `packed_linear.c`
- * says in which order a row is summed.
- *
- * Weights lie in tiles of 16 outputs and one block of inputs (32, or 16 of q6_k); four tiles side by
- * side are a group, and what a call reads is in one piece: group by group, in it chunk by chunk of
- * inputs (256 of K formats, as many as share a scale of int8 and int4, else 32), of each first what
- * scales its tiles (their heads), then block by block the tiles. Heads of more than 64 bytes stand
- * before their own tile's first block instead: processors fetch ahead what is read in order, and where
- * 512 bytes are skipped some stop to (`benchmarks/kernels/skipped_reads.c`). `packed_linear.py`
- * lays them so.
+/* Tiles of packed weights (`packed_tiles.h`), widened in registers and multiplied with up to six rows:
+ * what each format's `Pass` does. Formats are compiled apart (`packed_dense.c` and those beside it), and
+ * `packed_linear.c` says in which order a row is summed.
  */
 #pragma once
-#include <stdlib.h>
 
-#include "packed_vectors.h"
+#include "packed_tiles.h"
 
-#define TILE 16 /* outputs */
-#define GROUP 4 /* tiles */
 #ifdef PLAIN_C
 #define MOST 1
 #else
@@ -25,96 +14,15 @@
 #define VECTORS (TILE / WIDE)
 #define AHEAD 4096 /* bytes from what is used to what is fetched: a group's chunk, at least */
 
-/* WHOLE ones are what formats of few bits are widened to: 16 bits with a scale, and a minimum. HALVES
- * are BF16 whose inputs are rounded to bfloat16 as well, for processors with such products. */
-enum {
-    F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, INT8, INT4, INT4_ZERO, HALVES,
-    WHOLE, WHOLE_MINIMUM, WHOLE_16, FORMATS
-};
-
-/* Inputs of a block. */
-INLINED int length_of(const int format) { return format == Q6_K || format == WHOLE_16 ? 16 : 32; }
-
-INLINED int is_whole(const int format) { return format >= Q8_0 && format != HALVES; }
-
-INLINED int has_minimum(const int format) {
-    switch (format) {
-        case Q4_1: case Q5_1: case Q4_K: case Q5_K: case INT4_ZERO: case WHOLE_MINIMUM: return 1;
-        default: return 0;
-    }
-}
-
-/* What is taken from a whole number before its scale multiplies it. */
-INLINED int centre_of(const int format) {
-    switch (format) {
-        case Q4_0: case INT4: return 8;
-        case Q5_0: return 16;
-        case Q6_K: return 32;
-        default: return 0;
-    }
-}
-
-/* Bytes of a tile's head in a chunk. */
-INLINED int64_t head_of(const int format) {
-    switch (format) {
-        case F32: case BF16: case F16: case HALVES: return 0;
-        case Q8_0: case Q4_0: case Q5_0: return 32;
-        case Q4_K: case Q5_K: return 256;
-        case Q6_K: return 288;
-        case INT4_ZERO: case WHOLE_MINIMUM: return 128;
-        default: return 64;
-    }
-}
-
-/* Bytes of a tile's block. */
-INLINED int64_t data_of(const int format) {
-    switch (format) {
-        case F32: return 2048;
-        case Q8_0: case INT8: case WHOLE_16: return 512;
-        case Q4_0: case Q4_1: case Q4_K: case INT4: case INT4_ZERO: return 256;
-        case Q5_0: case Q5_1: case Q5_K: return 320;
-        case Q6_K: return 192;
-        default: return 1024;
-    }
-}
-
-/* Whether heads stand before their own tile's first block. */
-INLINED int has_heads_apart(const int format) { return head_of(format) > 64; }
-
-/* Bytes from a tile's head to the next one's. */
-INLINED int64_t heads_apart(const int format) {
-    return head_of(format) + (has_heads_apart(format) ? data_of(format) : 0);
-}
-
-/* Where block b of a chunk begins, that is its first tile's numbers. */
-INLINED const uint8_t *block_of(const int format, const uint8_t *chunk, int64_t tiles, int64_t b) {
-    if (has_heads_apart(format) && !b) return chunk + head_of(format);
-    return chunk + tiles * (head_of(format) + b * data_of(format));
-}
-
-/* Bytes from a tile's numbers to the next one's in block b. */
-INLINED int64_t tiles_apart(const int format, int64_t b) {
-    return data_of(format) + (has_heads_apart(format) && !b ? head_of(format) : 0);
-}
-
-/* Inputs that are widened without a loop. */
-INLINED int unit_of(const int format) {
-    switch (format) {
-        case BF16: case HALVES: return 2;
-        case F32: case F16: case Q8_0: case INT8: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16: return 4;
-        default: return 8;
-    }
-}
-
 INLINED vi moved(vi x, const int left) { return left < 0 ? x >> -left : x << left; }
 
-/* Weights of vector v of a tile, for input j of unit u. */
-INLINED vf weights(const int format, const uint8_t *data, const int u, const int j, const int v) {
-    const uint8_t *four = data + 64 * u + 4 * WIDE * v;
+/* Weights of vector v of a tile, for input j of a unit. */
+INLINED vf weights(const int format, const uint8_t *unit, const int j, const int v) {
+    const uint8_t *four = unit + 4 * WIDE * v;
     switch (format) {
         case BF16: return j ? (vf)(load_i(four) & (int32_t)0xffff0000) : (vf)(load_i(four) << 16);
-        case F16: return halves_f(data + 32 * (4 * u + j) + 2 * WIDE * v);
-        default: return load_f(data + 64 * (4 * u + j) + 4 * WIDE * v);
+        case F16: return halves_f(unit + 32 * j + 2 * WIDE * v);
+        default: return load_f(unit + 64 * j + 4 * WIDE * v);
     }
 }
 
@@ -249,17 +157,16 @@ typedef struct {
     int first;
 } Sums;
 
-/* Lines of 64 bytes that a tile's numbers of one unit of inputs take. */
-INLINED int lines_of(const int format) {
-    return data_of(format) * unit_of(format) / length_of(format) / 64;
-}
+/* Whether the numbers of g tiles abreast are all that is read, in the order in which it lies: then a
+ * processor fetches ahead by itself, and is slower where it is told to as well. */
+INLINED int in_order(const int format, const int g) { return !is_whole(format) && g == beside(format); }
 
-/* `blocks` blocks of g tiles whose blocks are `tiles` tiles long, in products of two bfloat16 numbers,
- * for n rows: sums stay in registers. */
+/* `blocks` blocks of g tiles of a group of `tiles`, in products of two bfloat16 numbers, for n rows: sums
+ * stay in registers. A tile's units are `step` apart; `here` is what is fetched ahead from. */
 INLINED void halves(
-    const int n, const int g, const uint8_t *data, int64_t blocks, int64_t tiles, Rows rows, Ahead ahead,
-    Sums sums) {
-    const int64_t apart = data_of(HALVES);
+    const int n, const int g, const uint8_t *data, const uint8_t *here, int64_t blocks, int64_t tiles,
+    int64_t step, Rows rows, Ahead ahead, Sums sums) {
+    const int64_t next = tiles * data_of(HALVES);
     vf sum[MOST][GROUP][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++)
@@ -271,15 +178,16 @@ INLINED void halves(
                     sums.first ? (vf){0} : load_f(sums.at + r * sums.wide + t * TILE + v * WIDE);
     int64_t at = 0;
 #pragma GCC unroll 1
-    for (int64_t b = 0; b < blocks; b++, data += tiles * apart)
+    for (int64_t b = 0; b < blocks; b++, data += next, here += next)
 #pragma GCC unroll 1
         for (int u = 0; u < length_of(HALVES) / 2; u++, at += 2) {
-            fetch_ahead(HALVES, ahead, data + 64 * u * g, g);
+            if (!in_order(HALVES, g)) fetch_ahead(HALVES, ahead, here + 64 * u * g, g);
             vi w[GROUP][VECTORS];
 #pragma GCC unroll 8
             for (int t = 0; t < g; t++)
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) w[t][v] = load_i(data + t * apart + 64 * u + 4 * WIDE * v);
+                for (int v = 0; v < VECTORS; v++)
+                    w[t][v] = load_i(data + tile_at(HALVES, 0, t) + u * step + 4 * WIDE * v);
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 vi input = input_pair(rows, r, at);
@@ -299,11 +207,12 @@ INLINED void halves(
                 store_f(sums.at + r * sums.wide + t * TILE + v * WIDE, sum[r][t][v]);
 }
 
-/* Block b of g tiles, so far `apart`, for n rows, added to acc[n][GROUP * TILE]. */
+/* Block b of g tiles, whose units are `step` apart, for n rows, added to acc[n][GROUP * TILE]. `here` is
+ * what is fetched ahead from. */
 INLINED void block(
     const int format, const int n, const int g, const uint8_t *heads, int64_t b, const uint8_t *data,
-    int64_t apart, Rows rows, Ahead ahead, float *acc) {
-    const int lines = lines_of(format);
+    const uint8_t *here, int64_t step, Rows rows, Ahead ahead, float *acc) {
+    const int lines = bytes_of_unit(format) / 64;
     const int at_once = is_whole(format) ? 2 : 1; /* inputs */
     vf sum[MOST][GROUP][VECTORS];
     vi whole[MOST][GROUP][VECTORS];
@@ -316,11 +225,11 @@ INLINED void block(
 #pragma GCC unroll 1
     for (int u = 0; u < length_of(format) / unit_of(format); u++) {
         /* line by line, whatever the tiles: a processor keeps up with one stream, not with four */
-        fetch_ahead(format, ahead, data + 64 * u * g * lines, g * lines);
+        if (!in_order(format, g)) fetch_ahead(format, ahead, here + 64 * u * g * lines, g * lines);
 #pragma GCC unroll 32
         for (int q = 0; q < unit_of(format) / at_once * g; q++) {
             const int j = q / g, t = q % g, at = u * unit_of(format) + j * at_once;
-            const uint8_t *tile = data + t * apart;
+            const uint8_t *tile = data + tile_at(format, b, t);
             if (is_whole(format)) {
                 vi w[VECTORS];
 #pragma GCC unroll 8
@@ -335,7 +244,7 @@ INLINED void block(
             } else {
                 vf w[VECTORS];
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) w[v] = weights(format, tile, u, j, v);
+                for (int v = 0; v < VECTORS; v++) w[v] = weights(format, tile + u * step, j, v);
 #pragma GCC unroll 8
                 for (int r = 0; r < n; r++) {
                     vf input = every(rows.x[r * rows.inputs + at]);
@@ -369,15 +278,14 @@ INLINED void block(
 }
 
 /* Tiles at once: enough sums that a core has one to add to while another is still being added to, and
- * no more: tiles that are read in turn are as many streams from memory. Whole numbers are added in one
- * cycle. */
+ * no more: what is read in turn and does not lie so is as many streams from memory. Whole numbers are
+ * added in one cycle. */
 INLINED int abreast(const int format, const int n) {
 #ifdef PLAIN_C
     return 1;
 #endif
-    if (is_whole(format)) return WIDE < 16 && n <= 2 && !has_heads_apart(format) ? 2 : 1;
-    if (WIDE == 16 || (WIDE == 8 && n == 1)) return 4;
-    return n <= 2 ? 2 : 1;
+    if (is_whole(format)) return WIDE < 16 && n <= 2 && data_of(format) < 512 && !has_heads_apart(format) ? 2 : 1;
+    return WIDE == 16 || n <= 2 ? beside(format) : 1;
 }
 
 /* The first tiles of each block and g more, as often as there are as many; how many that were. Of the
@@ -390,17 +298,18 @@ INLINED int64_t pass(
         float *const at = sums.at;
         for (; t + g <= tiles; t += g) {
             sums.at = at + t * TILE;
-            halves(n, g, chunk + t * data_of(format), chunks, tiles, rows, ahead, sums);
+            halves(n, g, chunk + tile_at(format, 0, t), chunk + t * data_of(format), chunks, tiles,
+                   units_apart(format, t, tiles), rows, ahead, sums);
         }
         return t;
     }
     for (int64_t c = 0; c < chunks; c++) {
         for (int64_t b = from; b < from + per; b++) {
             const uint8_t *data = block_of(format, chunk, tiles, b);
-            const int64_t apart = tiles_apart(format, b);
             for (t = first; t + g <= tiles; t += g)
-                block(format, n, g, chunk + t * heads_apart(format), b, data + t * apart, apart, rows,
-                      ahead, sums.at + t * TILE);
+                block(format, n, g, chunk + t * heads_apart(format), b, data + tile_at(format, b, t),
+                      data + t * tiles_apart(format, b), units_apart(format, t, tiles), rows, ahead,
+                      sums.at + t * TILE);
             rows = rows_from(rows, 0, 1, length_of(format));
         }
         chunk += tiles * (head_of(format) + per * data_of(format));

@@ -25,7 +25,7 @@ _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _HALVES = 14  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
 _LAYOUT = (_WHOLE,) * 7 + (_POINTER,) * 2
-_TILE = 16  #: outputs (`packed_linear.h`)
+_TILE = 16  #: outputs (`packed_tiles.h`)
 _AT_ONCE = 4096  #: outputs that are rounded at once, lest a second copy of all is made
 
 
@@ -280,7 +280,7 @@ class PackedLinear:
 
 
 def _panels(of: Format, rows_OB: Tensor, chunks: int, block: int, per: int) -> Tensor:
-    """Rows of chunks of `block` bytes and `per` blocks of inputs, as `packed_linear.h` has them."""
+    """Rows of chunks of `block` bytes and `per` blocks of inputs, as `packed_tiles.h` has them."""
     size = build.function("outrider_packed_chunk", (_WHOLE,) * 2)(of.code, per)
     outputs, bytes_of_row = rows_OB.shape
     panels, rows_OB = empty(-(-outputs // _TILE) * chunks * size), rows_OB.contiguous()

@@ -4,15 +4,10 @@
  * Lanes are outputs, so what a lane holds does not depend on how many there are.
  */
 #pragma once
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "intrinsics.h"
+
 #if defined(OUTRIDER_GENERIC)
 #define PLAIN_C
-#elif defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
 #endif
 
 #if defined(PLAIN_C)

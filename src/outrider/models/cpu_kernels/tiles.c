@@ -187,8 +187,8 @@ void outrider_tiles(
     if (rows < 1) return;
     if (rows > 1 && rows <= 2 * TILE) {
         uint32_t *to = (uint32_t *)room, pairs = inputs / 2;
-        turned((const uint32_t *)x, upper, pairs, to);
-        turned((const uint32_t *)x + upper * pairs, rows - upper, pairs, to + upper * pairs);
+        crossed_pairs((const uint32_t *)x, upper, pairs, to);
+        crossed_pairs((const uint32_t *)x + upper * pairs, rows - upper, pairs, to + upper * pairs);
     }
     if (outputs * inputs <= 65536) threads = 1;
     Call of = {rows, inputs, at_once, units_of_piece(lines, threads), x, weight, room, &out};

@@ -148,7 +148,7 @@ static void tiled(
 }
 
 /* Pairs of inputs, next to each other those of all rows: [R, I / 2] -> [I / 2, R]. */
-static void turned(const uint32_t *x, int64_t rows, int64_t pairs, uint32_t *out) {
+static void crossed_pairs(const uint32_t *x, int64_t rows, int64_t pairs, uint32_t *out) {
     for (int64_t i = 0; i < pairs; i++)
         for (int64_t r = 0; r < rows; r++) out[i * rows + r] = x[r * pairs + i];
 }
