@@ -8,7 +8,7 @@ largest rate is found by taking the best step for the rate so far (Dinkelbach 19
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, prod
+from math import exp, inf, prod
 from operator import mul
 
 import torch
@@ -39,6 +39,7 @@ SURE = 2.0  #: what reading must be expected to bring, of what it takes, by a gu
 KNOWN, SURE_KNOWN = 32, 1.5  #: looks behind which it is no guess, and what it must bring then
 LOOK = 0.25  #: of reading: what the first look behind it may cost
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
+DARE = 1.0  #: plain steps that drafts of a row may take longer than what they have brought it
 ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too little is not asked
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
@@ -316,7 +317,7 @@ def _jointly(
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
-    best, reading = _best(total, prices, rate), rate * state.reading
+    best, reading = _best(total, prices, rate, _dared(rows[0], memories)), rate * state.reading
     if best >= 0 and reading:
         each = 1 + total[best] / len(rows)
         worth = total[best] - rate * prices.more[best]
@@ -380,7 +381,7 @@ def _apart(
     for row, memory, gain in zip(state.view.rows, memories, gains, strict=True):
         full = state.prices.of(most, row.length)
         share = StepPrices(full.plain / most, tuple(more / most for more in full.more))
-        best = _best(gain, share, memory.speed / share.plain)
+        best = _best(gain, share, memory.speed / share.plain, _dared(row, [memory]))
         if best >= 0:
             memory.wait.reset()
         elif row.foresee is None:
@@ -399,12 +400,24 @@ def _apart(
     return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in asked))
 
 
-def _best(gains: Sequence[float], prices: StepPrices, rate: float) -> int:
-    """The draft that is worth most at this rate; -1: none is worth anything."""
+def _dared(row: PlannedRow, memories: Sequence[RowMemory]) -> float:
+    """Plain steps that a draft may take longer: what drafts have brought of late, and DARE more.
+
+    Other texts' odds are a guess of this one's. Where nodes are dear, as behind long texts, a deep
+    draft would be a bet on their being alike, and a short one tells as much of it. Who foresees
+    has read the text itself.
+    """
+    if row.foresee is not None:
+        return inf
+    return DARE + sum(memory.tokens - memory.time for memory in memories) / len(memories)
+
+
+def _best(gains: Sequence[float], prices: StepPrices, rate: float, dared: float = inf) -> int:
+    """The draft that is worth most at this rate; -1: none is worth anything, or takes too long."""
     best, most = -1, 0.0
     for at, (gain, more) in enumerate(zip(gains, prices.more, strict=True)):
         worth = gain - rate * more
-        if worth > most:
+        if worth > most and more <= dared * prices.plain:
             best, most = at, worth
     return best
 
