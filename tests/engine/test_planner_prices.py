@@ -5,8 +5,9 @@ import random
 import pytest
 
 from outrider.costs import Costs, Curve
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
-from outrider.engine.speculation_policy import Adaptive, BatchView, PlannedRow
+from outrider.engine.speculation_policy import Adaptive, BatchView, PlannedRow, StepReport
 from outrider.engine.speculation_policy.estimates import CostModel
 from outrider.types import PLAIN, DraftShape
 
@@ -109,3 +110,29 @@ def test_what_runs_show_of_prices_counts_for_the_next_and_fades():
     assert state.prices.step(5, 1, 0, corrected=True) == COSTS.milliseconds(5)
     other = planner.open([*DRAFTS, PLAIN], COSTS.merged(LONG))
     assert other.prices.of(1, 64, corrected=True) == other.prices.of(1, 64)
+
+
+def test_what_one_text_has_shown_is_no_reason_for_a_dear_draft_in_the_next_one():
+    """Behind a long text: five nodes take 3 plain steps, and the text before kept them all."""
+    costs = Costs.of({1: 1.0, 2: 1.4, 5: 3.0})
+    planner = Adaptive()
+    drafts = [DraftShape(depth, depth + 1, depth, True) for depth in (4, 3, 2, 1)]
+
+    def depths(kept, steps):
+        state, found = planner.open([*drafts, PLAIN], costs), []
+        for _ in range(steps):
+            shape = planner.plan(state, BatchView([PlannedRow(0, Request([1]), 1)]))
+            depth = shape.max_depth
+            block = StepOutput(0, [5] * (1 + min(kept, depth)), min(kept, depth), None, depth)
+            planner.learn(state, StepReport([block], shape.max_nodes, depth))
+            found.append(depth)
+        return found
+
+    good = depths(4, 60)
+    assert good[-1] == 4
+    bad = depths(0, 30)
+    assert sum(0.4 * depth for depth in bad) <= 0.06 * len(
+        bad
+    )  # plain steps that it lost: 0.17 before
+    again = depths(4, 60)
+    assert 4 in again[:20]  # and one that repeats itself is soon drafted for as before

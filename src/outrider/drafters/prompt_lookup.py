@@ -43,16 +43,16 @@ def runs(corpus_BC: Tensor, context: Context, most: int) -> Tensor:
 
     0 where nothing follows that could be copied.
     """
-    at = numbers(corpus_BC.shape[1], corpus_BC.device)
     last = context.length_B[:, None] - 1
-    run = torch.zeros_like(corpus_BC)
+    run = torch.zeros_like(corpus_BC, dtype=torch.int16)
     alive = torch.nn.functional.pad(corpus_BC[:, 1:] >= 0, (0, 1))
     for back in range(min(most, context.bound)):
         want = context.tokens_BL.gather(1, (last - back).clamp(min=0))
-        here = torch.roll(corpus_BC, back, 1) == want
-        alive = alive & here & (at >= back) & (last >= back)
-        run = run + alive
-    return run
+        here = torch.roll(corpus_BC == want, back, 1)  # marks: an eighth of the tokens' bytes
+        here[:, :back] = False
+        alive = alive & here & (last >= back)
+        run += alive
+    return run.long()
 
 
 def latest(corpus_BC: Tensor, context: Context, most: int, least: int) -> Tensor:
