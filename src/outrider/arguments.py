@@ -164,9 +164,9 @@ def several(
     if not isinstance(given, Iterable):
         refuse(name, what, given, do)
     try:
-        values = tuple(plain(one) for one in given)
+        values = tuple(map(plain, given))
     except TypeError:  # an array of no dimension
         refuse(name, what, given, do)
-    if not all(fits(value) for value in values):
+    if not all(map(fits, values)):
         refuse(name, what, values if isinstance(given, Iterator) else given, do)
     return values

@@ -131,7 +131,9 @@ class Costs:
         """
         if not self.reading:
             return 0.0
-        nearest = min(self.reading, key=lambda known: (abs(known - rows), known))
+        nearest = rows
+        if rows not in self.reading:
+            nearest = min(self.reading, key=lambda known: (abs(known - rows), known))
         return tokens * self.reading[nearest] * rows / nearest
 
     def merged(self, more: "Costs") -> "Costs":

@@ -12,7 +12,6 @@ import torch
 
 from outrider.errors import AudioError
 from outrider.speech import audio
-from outrider.speech.resampling import resampled
 
 RATE = 16000
 TONE = (0.5 * np.sin(2 * np.pi * 220 * np.arange(RATE // 2) / RATE)).astype(np.float32)
@@ -65,7 +64,7 @@ def test_other_rates_are_as_scipy_converts_them(rate, seconds):
     sound = np.random.default_rng(0).standard_normal(int(rate * seconds) or 1, np.float32)
     common = math.gcd(rate, 16000)
     expected = signal.resample_poly(sound, 16000 // common, rate // common)
-    np.testing.assert_allclose(resampled(sound, rate, 16000), expected, atol=3e-6)
+    np.testing.assert_allclose(audio.resampled(sound, rate, 16000), expected, atol=3e-6)
 
 
 def test_arrays_tensors_and_mappings_are_one_recording():

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from outrider import arguments, ops
 from outrider.drafters import recipes, tree_drafting
-from outrider.drafters.memory import OneModel
-from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel, shapes
+from outrider.drafters.tree_drafting import Children, DrawKeys, OneModel, TreeLevel, shapes
 from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel, Laws
 
 
@@ -49,7 +48,9 @@ class Beam(OneModel):
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.ragged(self.width, depth, context.length_B.device)
         paths = _Paths(self.width, torch.zeros_like(context.length_B, dtype=torch.float32)[:, None])
-        source = tree_drafting.TreeModel(self.model, memory, deepest=self.depth)
+        source = tree_drafting.TreeModel(
+            self.model, memory, tree_drafting.unread_of(self.model, self.depth)
+        )
         return tree_drafting.grow([source], context, layout, paths)
 
 

@@ -7,13 +7,12 @@ RSD-C (Jeon et al. 2024), uneven trees Sequoia's (Chen et al. 2024). In coupled 
 the target's own, keyed by absolute position, and the children are the top tokens under it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from outrider import ops
 from outrider.drafters import recipes, tree_drafting
-from outrider.drafters.memory import OneModel
-from outrider.drafters.tree_drafting import Children, DrawKeys, Policy, TreeLevel, shapes
+from outrider.drafters.tree_drafting import Children, DrawKeys, OneModel, Policy, TreeLevel, shapes
 from outrider.errors import ConfigurationError
 from outrider.models.config import found
 from outrider.types import (
@@ -36,9 +35,9 @@ class Drawn:
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """Draws in order."""
-        names = keys.own(level.start, level.stop)
+        names = keys.own(level.start, level.stop, law.greedy)
         tokens, there, law = ops.several(law, names, level.most)
-        return Children(level.spread(tokens), level.spread_if(there), law)
+        return Children(level.spread(tokens), None if there is None else level.spread(there), law)
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,10 @@ class DraftModel(OneModel):
     parents: tuple[int, ...] | None = None
     name: str = "draft_model"
     policy: Policy | None = None
+    chosen: Policy = field(init=False, repr=False, compare=False)  #: the policy in force
+    #: the tree, and cut at each depth
+    shapes: tuple[DraftShape, ...] = field(init=False, repr=False, compare=False)
+    _unread: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.shared_noise and self.policy is not None:
@@ -85,27 +88,22 @@ class DraftModel(OneModel):
             )
         object.__setattr__(self, "counts", counts)
         object.__setattr__(self, "parents", parents)
-
-    @property
-    def chosen(self) -> Policy:
-        """The policy in force."""
-        return self.policy or (Coupled() if self.shared_noise else Drawn())
+        chosen = self.policy or (Coupled() if self.shared_noise else Drawn())
+        object.__setattr__(self, "chosen", chosen)
+        object.__setattr__(self, "shapes", shapes.of_tree(parents or (-1,)))
+        depth = self.shapes[0].max_depth
+        object.__setattr__(self, "_unread", tree_drafting.unread_of(self.model, depth))
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows place their children."""
         return frozenset({DrawKind.FIXED, *self.chosen.drawn})
 
-    @property
-    def shapes(self) -> tuple[DraftShape, ...]:
-        """The tree, and cut at each depth."""
-        return shapes.of_tree(self.parents or (-1,))
-
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Fill the tree level by level, one draft-model call each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
-        source = tree_drafting.TreeModel(self.model, memory, deepest=self.shapes[0].max_depth)
+        source = tree_drafting.TreeModel(self.model, memory, self._unread)
         trim = self.policy is None  # another policy may keep tokens
         return tree_drafting.grow([source], context, layout, self.chosen, trim=trim)
 

@@ -25,8 +25,7 @@ from typing import ClassVar
 
 from outrider import arguments
 from outrider.drafters import recipes, tree_drafting
-from outrider.drafters.memory import OneModel
-from outrider.drafters.tree_drafting import dynamic_tree_builder, shapes
+from outrider.drafters.tree_drafting import OneModel, dynamic_tree_builder, shapes
 from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel
 
 
@@ -77,7 +76,9 @@ class DynamicTree(OneModel):
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         own = shapes.declared(self, shape)
-        source = tree_drafting.TreeModel(self.model, memory, self.depth)
+        source = tree_drafting.TreeModel(
+            self.model, memory, tree_drafting.unread_of(self.model, self.depth)
+        )
         return dynamic_tree_builder.grow(source, context, own, self.top_k, self.shared_noise)
 
 

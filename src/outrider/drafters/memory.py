@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from outrider.drafters import tree_drafting
-from outrider.models.model_wrapper import capturable
 from outrider.row_params import RowTable, scatter_items
-from outrider.types import Cache, Context, Draft, LanguageModel, Scores, Verdict
+from outrider.types import Cache, Context, Draft, Scores, Verdict
 
 
 class Copied(Protocol):
@@ -53,32 +51,6 @@ class Forgetful(LearnsNothing):
     def open(self, context: Context, capacity: int) -> NoMemory:
         """The engine's own tokens, and the target's cache, are all the memory it needs."""
         return NoMemory()
-
-
-class OneModel:
-    """What a drafter that grows drafts from one draft model keeps: the cache of that model."""
-
-    model: LanguageModel
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The target's states that the draft model reads."""
-        return self.model.aux_layers
-
-    @property
-    def capturable(self) -> bool:
-        """Whether its model is."""
-        return capturable(self.model)
-
-    def open(self, context: Context, capacity: int) -> Cache:
-        """The draft model's cache."""
-        return tree_drafting.open_cache(self.model, context, capacity)
-
-    def commit(
-        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Move the accepted path's entries next to the root."""
-        tree_drafting.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ class Paths:
         depth, device = shapes.declared(self, shape).max_depth, context.length_B.device
         pairs = zip(self.models, memory.stores, strict=True)
         sources = [
-            tree_drafting.TreeModel(model, cache, deepest=self.depth) for model, cache in pairs
+            tree_drafting.TreeModel(model, cache, tree_drafting.unread_of(model, self.depth))
+            for model, cache in pairs
         ]
         walk = _Walk(context, _blocks(self.count, len(sources), device))
         return tree_drafting.grow(sources, context, shapes.ragged(self.count, depth, device), walk)

@@ -166,7 +166,7 @@ class HubPolicy:
         names = keys.own(level.start, level.stop)
         placed = [max(fan - 1, 0) for fan in level.fan]
         tokens, there, law = ops.several(law, names, 1, placed)
-        return Children(level.spread(tokens), level.spread_if(there), law)
+        return Children(level.spread(tokens), None if there is None else level.spread(there), law)
 
 
 def HubTree(

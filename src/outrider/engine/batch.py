@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider.engine.request import Request, assign_adapters, source_ids
 from outrider.models.decoder import media_of
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import LINE, PrefixCache
 from outrider.models.recurrent.call import has_states
-from outrider.row_params import copy_rows, first_rows, gather_rows, scatter_rows
+from outrider.row_params import Shaping, copy_rows, first_rows, gather_rows, scatter_rows
 from outrider.sampling import logits_processors, sampling_params
-from outrider.types import Context, Drafter, Inputs, LanguageModel, MultiModalInputs, RowStore
+from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
 _PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
 _FREE = 64  #: or so many tokens: about what another call costs
@@ -149,40 +150,35 @@ class Prefill:
     ) -> None:
         self.target, self.drafter, self.requests = target, drafter, requests
         self.capacity = capacity
-        prompts = [request.prompt for request in requests]
-        self._need = max(map(len, prompts)) - 1
-        self._unread = self._need if later else 0
         device = torch.device(target.device)
-        tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
-        settings = [request.sampling for request in requests]
-        stops = [request.limits.stop_ids for request in requests]
-        shaped = logits_processors.build(
-            settings,
-            [request.asked for request in requests],
-            stops,
-            target.vocab_size,
-            device,
-            ends=[request.end(target.context)[0] for request in requests],
-            sources=[source_ids(request.source) for request in requests],
-        )
-        rows = sampling_params.rows(settings, device)._replace(shaping=shaped)
-        length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        inputs = encoded(target, [r.source for r in requests if r.source is not None])
-        reference_BS = references(
-            [request.reference for request in requests], inputs, target.vocab_size, device
-        )
+        tokens_BL = torch.zeros(len(requests), capacity, dtype=torch.int64)
+        settings, lengths, sources, copied = [], [], [], []
+        for row, request in enumerate(requests):
+            size = len(request.prompt)
+            tokens_BL[row, :size] = torch.tensor(request.prompt)
+            settings.append(request.sampling)
+            lengths.append(size)
+            copied.append(request.reference)
+            if request.source is not None:
+                sources.append(request.source)
+        self._need = max(lengths) - 1
+        self._unread = self._need if later else 0
+        rows = sampling_params.rows(settings, device)._replace(shaping=_shaping(target, requests))
+        length_B = torch.tensor(lengths, device=device)
+        inputs = encoded(target, sources)
+        reference_BS = references(copied, inputs, target.vocab_size, device)
         self.context = Context(
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
-        self.cache = target.open(len(prompts), capacity, inputs)
+        self.cache = target.open(len(requests), capacity, inputs)
         assign_adapters(self.cache, requests)
-        self._media = _only(requests)
+        self._media = requests[0].media  # rows with images are read one by one
         self._reader = None if self._media is None else media_of(target)
         least = 0 if self._media is None else self._media.end(requests[0].asked)
-        keys = [request.key for request in requests]
-        self._known = None if prefixes is None else prefixes.of(keys, waiting, least)
+        self._known = None
+        if prefixes is not None:
+            keys = [request.key for request in requests]
+            self._known = prefixes.of(keys, waiting, least)
         #: tokens of every prompt that were read before and are copied
         self.copied = self._read = (
             0 if self._known is None else self._known.begin(target, self.cache)
@@ -233,32 +229,34 @@ class Prefill:
         self._read = stop
         if stop < self._need:
             return None
-        if any(request.watched is not None for request in self.requests):
+        sizes, watched, limits, reasons, stops = [], [], [], [], []
+        for request in self.requests:
+            sizes.append(len(request.prompt))
+            watched.append(request.watched)
+            limit, reason = request.end(self.target.context)
+            limits.append(limit)
+            reasons.append(reason)
+            stops.append(torch.tensor(request.limits.stop_ids, dtype=torch.int64))
+        if watched.count(None) < rows:
             self.watched_BV = behind(
-                self.target,
-                self.cache,
-                self.context.tokens_BL,
-                [len(request.prompt) for request in self.requests],
-                [request.watched for request in self.requests],
+                self.target, self.cache, self.context.tokens_BL, sizes, watched
             )
         if self._known is not None:
             self._known.keep(self.target, self.cache)
-        hidden = tuple(torch.cat(chunks, 1) for chunks in zip(*self._hidden, strict=True))
+        hidden: tuple[Tensor, ...] = ()
+        if self._hidden:
+            hidden = tuple(torch.cat(chunks, 1) for chunks in zip(*self._hidden, strict=True))
         context = context._replace(unread=self._unread)
         opening = context._replace(hidden=hidden, known=self._known)
         memory = self.drafter.open(opening, self.capacity)
         device = context.length_B.device
-        ends = [request.end(self.target.context) for request in self.requests]
-        stops = [list(request.limits.stop_ids) for request in self.requests]
-        most = max(map(len, stops))
-        stops = [ids + [-1] * (most - len(ids)) for ids in stops]
         return Batch(
             context,
             self.cache,
             memory,
-            torch.tensor([limit for limit, _ in ends], device=device),
-            torch.tensor([reason for _, reason in ends], device=device),
-            torch.tensor(stops, dtype=torch.int64, device=device).view(rows, most),
+            torch.tensor(limits, device=device),
+            torch.tensor(reasons, device=device),
+            pad_sequence(stops, batch_first=True, padding_value=-1).to(device),
             torch.zeros(rows, dtype=torch.int64, device=device),
             context.tokens_BL,
         )
@@ -298,7 +296,7 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
     """
     together: list[list[int]] = []
     padding = 0
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         if together:
             rows = together[-1]
             longest = lengths[rows[0]]
@@ -311,11 +309,22 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
     return together
 
 
-def _only(requests: Sequence[Request]) -> MultiModalInputs | None:
-    """The images or sound of a group of requests; one that has some is read alone."""
-    media = [request.media for request in requests if request.media is not None]
-    assert not media or len(requests) == 1, "rows with images are read one by one"
-    return media[0] if media else None
+def _shaping(target: LanguageModel, requests: Sequence[Request]) -> Shaping | None:
+    """What shapes the rows' logits, None if nothing does."""
+    for request in requests:
+        if request.sampling.shapes:
+            break
+    else:
+        return None
+    return logits_processors.build(
+        [request.sampling for request in requests],
+        [request.asked for request in requests],
+        [request.limits.stop_ids for request in requests],
+        target.vocab_size,
+        torch.device(target.device),
+        ends=[request.end(target.context)[0] for request in requests],
+        sources=[source_ids(request.source) for request in requests],
+    )
 
 
 @inference

@@ -197,6 +197,7 @@ class Engine:
         #: What measuring may take: what is left of a load's, or as much as a load has.
         self.budget = budget.unspent()
         self._given = costs is not None and kept is None
+        self._priced = 0  # up to so many rows all that is measured is known
         if graphs not in (True, False, "auto"):
             arguments.refuse("graphs", "True, False or 'auto'", graphs, "leave it out")
         self.graphs = graphs
@@ -245,10 +246,12 @@ class Engine:
         row always is, and more are estimated from fewer where it is over. Nothing is where that is
         postponed.
         """
-        if not isinstance(self.planner, Adaptive) or self._given:
+        if not isinstance(self.planner, Adaptive) or self._given or max_num_seqs <= self._priced:
             return self.costs
         known = {} if self.costs is None else self.costs.times
         missing = [rows for rows in measure.upto(max_num_seqs) if rows not in known]
+        if not missing:
+            self._priced = max_num_seqs
         if not missing or budget.postponed() or (known and self.budget.over()):
             return self.costs
         with budget.under(self.budget) as allowed, allowed.measuring("what steps cost"):
@@ -306,22 +309,25 @@ class Engine:
 
         Raises PromptError or CapacityError before any work is done.
         """
-        texts = [token_ids(prompt, number) for number, prompt in enumerate(prompts)]
-        settings = broadcast_setting("sampling", sampling, SamplingParams(), len(texts))
-        ends = broadcast_setting("limits", limits, StopConditions(), len(texts))
-        if not texts:
+        count = len(prompts)
+        settings = broadcast_setting("sampling", sampling, SamplingParams(), count)
+        ends = broadcast_setting("limits", limits, StopConditions(), count)
+        if not count:
             raise PromptError("no prompt; got an empty batch; give at least one prompt")
-        sources = _one_each("inputs", inputs, len(texts), None)
-        copied = _one_each("references", references, len(texts), ())
-        every = zip(texts, settings, ends, sources, copied, strict=True)
+        sources = _one_each("inputs", inputs, count, None)
+        copied = _one_each("references", references, count, ())
+        names = _one_each("adapters", adapters, count, None)
         wanted = Logprobs() if logprobs else None
-        names = _one_each("adapters", adapters, len(texts), None)
-        requests = [
-            Request(*each, logprobs=wanted, lora_name=name)
-            for each, name in zip(every, names, strict=True)
-        ]
+        every = zip(prompts, settings, ends, sources, copied, names, strict=True)
+        requests, longest = [], 0
+        for number, (prompt, setting, limit, source, reference, name) in enumerate(every):
+            ids = token_ids(prompt, number)
+            request = Request(
+                ids, setting, limit, source, reference, logprobs=wanted, lora_name=name
+            )
+            requests.append(request)
+            longest = max(longest, request.end(self.target.context)[0])
         if capacity is None:
-            longest = max(request.end(self.target.context)[0] for request in requests)
             capacity = longest + self.drafter.shapes[0].max_nodes
         run = EngineRun(self, len(requests), capacity, trace=trace, observe=observe)
         run.submit_all(requests)

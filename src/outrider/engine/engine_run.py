@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider import arguments, verifiers
+from outrider import arguments
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed
 from outrider.engine.output_processor import OutputProcessor
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, check, check_fit, clip_shape
-from outrider.engine.scheduler import RequestStatus, RequestTable, Scheduler
+from outrider.engine.scheduler import RequestState, RequestStatus, RequestTable, Scheduler
 from outrider.engine.speculation_policy import (
     BatchView,
     FixedLength,
@@ -50,7 +50,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import Draft, DraftShape, Scores, StepTensors, Verdict
+from outrider.types import Draft, DraftShape, DrawKind, Scores, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -121,15 +121,19 @@ class EngineRun(Iterator[StepOutput]):
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
         target, entries = self.engine.target, self._requests.entries
+        asked, prompts, stops = [], [], []
         for number, request in enumerate(requests, self._requests.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.graphs is True:
                 graphs.check(request.sampling, number)
+            asked.append(request.sampling)
+            prompts.append(request.prompt)
+            stops.append(request.limits.stop_ids)
         settings = logits_processors.validate(
-            [request.sampling for request in requests],
-            [request.prompt for request in requests],
-            [request.limits.stop_ids for request in requests],
+            asked,
+            prompts,
+            stops,
             target.vocab_size,
             self._device,
             self._requests.count,
@@ -137,14 +141,14 @@ class EngineRun(Iterator[StepOutput]):
         )
         numbers = []
         for request, sampling in zip(requests, settings, strict=True):
+            if sampling.temperature:
+                self.rule, self._graphed = self.engine.choose_rule("some"), None
             if sampling.seed is None:
                 sampling = replace(sampling, seed=fresh_seed())
             if sampling is not request.sampling:
                 request = replace(request, sampling=sampling)
             numbers.append(self._requests.add(request))
         self._scheduler.queue.waiting += numbers
-        if any(sampling.temperature for sampling in settings):
-            self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
 
     def close(self) -> None:
@@ -209,6 +213,11 @@ class EngineRun(Iterator[StepOutput]):
         """How many tokens of a request's prompt were copied from one that was read before."""
         self._requests.check(number)
         return self._requests.entries[number].stats.cached_tokens
+
+    @property
+    def states(self) -> list[RequestState]:
+        """Each request that is not forgotten."""
+        return list(self._requests.entries.values())
 
     @property
     def requests(self) -> list[RequestStats]:
@@ -287,7 +296,8 @@ class EngineRun(Iterator[StepOutput]):
         if self._outputs.lag and any(entries[number].cut for number in rows):
             self._learn(self._outputs.read())  # what is unread tells whether their rows are clean
         self._scheduler.leave()
-        self._sweep()
+        if self._requests.forgotten:
+            self._sweep()
         rests = not isinstance(self.engine.planner, FixedLength)
         return self._scheduler.arrive(self._free if rests else None)
 
@@ -377,23 +387,30 @@ class EngineRun(Iterator[StepOutput]):
 
     def _free(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
-        greedy = all(request.sampling.temperature == 0 for request in requests)
-        return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
+        if not self.rule.exact:
+            return False
+        if DrawKind.COUPLED in self.rule.kinds:  # texts follow from their seeds alone
+            return True
+        for request in requests:
+            if request.sampling.temperature:
+                return False
+        return True
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""
         foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
         numbers, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
-        asked: Sequence[Callable[[], Sequence[float]] | None] = [None] * len(numbers)
+        foresee: Callable[[], Sequence[float]] | None = None
         if foreseeing is not None:
             all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
-            asked = [partial(_foreseen, all_rows, at) for at in range(len(numbers))]
-        entries = [self._requests.entries[number] for number in numbers]
-        rows = [
-            PlannedRow(number, entry.request, entry.length, each)
-            for number, entry, each in zip(numbers, entries, asked, strict=True)
-        ]
-        free = self._free([row.request for row in rows])
+        rows, requests = [], []
+        for at, number in enumerate(numbers):
+            entry = self._requests.entries[number]
+            if foreseeing is not None:
+                foresee = partial(_foreseen, all_rows, at)
+            requests.append(entry.request)
+            rows.append(PlannedRow(number, entry.request, entry.length, foresee))
+        free = self._free(requests)
         queue, unread = self._scheduler.queue, batch.context.unread
         closed, dropped = self._closed and not queue.waiting, bool(self.engine.watch.why)
         if mixed is not None:  # copies go on without the model
@@ -411,7 +428,7 @@ class EngineRun(Iterator[StepOutput]):
             )
         if self.engine.room.most is not None:
             shape = self.engine.room.fitting(shape)
-        return clip_shape(shape, [row.request for row in rows])
+        return clip_shape(shape, requests)
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
@@ -424,8 +441,7 @@ class EngineRun(Iterator[StepOutput]):
 
     def _sweep(self) -> None:
         """Drop what is forgotten, but for requests that blocks on their way still name."""
-        if self._requests.forgotten:
-            self._requests.sweep(self._scheduler.named + self._outputs.named)
+        self._requests.sweep(self._scheduler.named + self._outputs.named)
 
 
 def _foreseen(all_rows: Callable[[], Sequence[Sequence[float]]], at: int) -> Sequence[float]:

@@ -8,7 +8,7 @@ looked for: that is `outrider.text.output_text`.
 from collections import deque
 from collections.abc import Sequence
 
-from outrider.engine.outputs import InFlightOutput, gather_logprobs
+from outrider.engine.outputs import InFlightOutput, Logprobs, StepLogprobs, gather_logprobs
 from outrider.engine.scheduler import RequestTable
 from outrider.engine.speculation_policy import StepReport
 from outrider.engine.step import GraphedStep
@@ -44,14 +44,15 @@ class OutputProcessor:
 
     def collect(self, made: GraphedStep, numbers: Sequence[int]) -> InFlightOutput:
         """What a step emitted for these requests, its rows, on its way to the host."""
-        requests = [self._requests.entries[number].request for number in numbers]
-        wanted = [request.logprobs for request in requests]
-        logprobs = {
-            asked: gather_logprobs(made.scores, made.verdict, made.block, asked)
-            for asked in dict.fromkeys(wanted)
-            if asked is not None
-        }
-        traced = [self._trace or request.trace for request in requests]
+        wanted, traced = [], []
+        logprobs: dict[Logprobs, StepLogprobs] = {}
+        for number in numbers:
+            request = self._requests.entries[number].request
+            asked = request.logprobs
+            if asked is not None and asked not in logprobs:
+                logprobs[asked] = gather_logprobs(made.scores, made.verdict, made.block, asked)
+            wanted.append(asked)
+            traced.append(self._trace or request.trace)
         return InFlightOutput(
             made.block, made.draft, made.verdict, list(numbers), traced, logprobs, wanted
         )

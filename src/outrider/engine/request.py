@@ -79,9 +79,8 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
         object.__setattr__(self, "reference", tuple(token_ids(self.reference)))
-        kinds = {"sampling": SamplingParams, "limits": StopConditions}
-        for name, given in arguments.fields_of(self, kinds).items():
-            kind = kinds[name]
+        for name, kind in (("sampling", SamplingParams), ("limits", StopConditions)):
+            given = vars(self)[name]
             if not isinstance(given, kind):
                 do = f"write {name}={kind.__name__}(...)"
                 arguments.refuse(name, f"a {kind.__name__}", given, do)
@@ -127,6 +126,11 @@ class Request:
             return tuple(self.prompt)
         return self.media.key(self.asked) + tuple(self.prompt[len(self.asked) :])
 
+    def left(self, length: int) -> int | None:
+        """Tokens of its budget that are left at this committed length; None without one."""
+        budget = self.limits.max_new_tokens
+        return None if budget is None else len(self.prompt) + budget - length
+
     def end(self, context: int) -> tuple[int, int]:
         """The committed length at which it ends in a model with this context, and why."""
         budget = self.limits.max_new_tokens
@@ -145,9 +149,10 @@ def source_ids(inputs: Inputs | MultiModalInputs | None) -> list[int]:
 
 def assign_adapters(cache: Any, requests: Sequence[Request]) -> None:
     """Let the rows of a target's new cache have their requests' adapters."""
-    names = tuple(request.lora_name for request in requests)
-    if any(name is not None for name in names):
-        cache.adapters = names
+    for request in requests:
+        if request.lora_name is not None:
+            cache.adapters = tuple(one.lora_name for one in requests)
+            return
 
 
 def token_ids(prompt: Any, number: int = 0) -> list[int]:
@@ -213,11 +218,12 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"prompt {number} has no tokens; got an empty prompt; give at least one token "
             "(the BOS token starts from nothing)"
         )
-    stands = frozenset[int]()
-    if request.media is not None:
+    if request.media is None:
+        worst = max(prompt)
+    else:
         _check_reads_media(request, number, target)
         stands = request.media.placeholders
-    worst = max((token for token in prompt if token not in stands), default=0)
+        worst = max((token for token in prompt if token not in stands), default=0)
     if worst >= vocab or min(prompt) < 0:
         raise PromptError(
             f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
@@ -225,12 +231,12 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
         )
     if request.lora_name is not None and request.lora_name not in (own := adapters_of(target)):
         raise UnknownName("adapter", request.lora_name, own)
-    strange = [token for token in request.reference if not 0 <= token < vocab]
-    if strange:
-        raise PromptError(
-            f"the reference of request {number} has token id {strange[0]} outside the vocabulary "
-            f"of {vocab}; encode it with the target's tokenizer"
-        )
+    for token in request.reference:
+        if not 0 <= token < vocab:
+            raise PromptError(
+                f"the reference of request {number} has token id {token} outside the vocabulary "
+                f"of {vocab}; encode it with the target's tokenizer"
+            )
     if len(prompt) >= context:
         raise PromptError(
             f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
@@ -310,6 +316,8 @@ def clip_shape(shape: DraftShape, requests: Sequence[Request]) -> DraftShape:
     ([4, 2], None)
     """
     most = [request.num_speculative_tokens for request in requests]
+    if most.count(None) == len(most):
+        return shape
     if all(depth is None or depth >= shape.max_depth for depth in most):
         return shape
     if not any(depth is None or depth > 0 for depth in most):

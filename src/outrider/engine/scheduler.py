@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 
 from torch import Tensor
 
@@ -74,9 +75,9 @@ class RequestState:
         """Whether nothing more will come."""
         return self.reason is not None
 
-    def watch(self, watched_BV: Tensor | None, row: int) -> None:
+    def watch(self, watched_BV: Tensor, row: int) -> None:
         """Its prompt has been read in this row of a group."""
-        if watched_BV is not None and self.request.watched is not None:
+        if self.request.watched is not None:
             self.watched_V = watched_BV[row].clone()
 
     def move(self, phase: RequestStatus, reason: str | None = None) -> None:
@@ -175,7 +176,8 @@ class RequestTable:
             if entry.started:
                 entry.stats.seconds = time.perf_counter() - entry.started
         entry.move(phase, reason)
-        entry.request = replace(entry.request, inputs=None)  # what it has read is large
+        if entry.request.inputs is not None:  # what it has read is large
+            entry.request = replace(entry.request, inputs=None)
 
     def record(self, output: InFlightOutput) -> list[StepOutput]:
         """Read what a step emitted, count it for its requests, and make it ready."""
@@ -243,8 +245,7 @@ class RowQueue:
 
     def ahead(self) -> list[int]:
         """Those of the queue for whom there is a row."""
-        free = self.max_num_seqs - len(self.rows)
-        return [number for number, _ in zip(self.waiting, range(free), strict=False)]
+        return list(islice(self.waiting, self.max_num_seqs - len(self.rows)))
 
     def moves(self, gone: Sequence[int]) -> tuple[list[int], list[int]]:
         """If these rows left, in order: (holes, rows from the end that would move there)."""
@@ -336,8 +337,8 @@ class Scheduler:
             assert self._prefill is not None
             numbers, prefill = self._prefill
             before = prefill.read
-            entries = [self.table.entries[number] for number in numbers]
-            alive = [at for at, entry in enumerate(entries) if not entry.over]
+            entries = self.table.entries
+            alive = [at for at, number in enumerate(numbers) if not entries[number].over]
             try:
                 newcomers = prefill.step(left) if alive else None
             except PromptError as error:  # images that do not fit the prompt: its own, no other's
@@ -347,11 +348,14 @@ class Scheduler:
             if alive and newcomers is None:
                 break
             if newcomers is not None:
-                for at in alive:
-                    entries[at].watch(prefill.watched_BV, at)
+                if prefill.watched_BV is not None:
+                    for at in alive:
+                        entries[numbers[at]].watch(prefill.watched_BV, at)
+                joining = numbers
                 if len(alive) < len(numbers):
                     newcomers = newcomers.take(alive)
-                self._join([numbers[at] for at in alive], newcomers)
+                    joining = [numbers[at] for at in alive]
+                self._join(joining, newcomers)
             self._prefill = None  # not before they joined: what fails on the way is tried again
             if left is not None:
                 left -= len(numbers) * (prefill.read - before)
@@ -370,10 +374,14 @@ class Scheduler:
         ahead = self.queue.ahead()
         if not ahead:
             return False
-        seeing = [one.media is not None for one in self.requests(ahead)]
-        first = seeing.index(True) if any(seeing) else len(ahead)
-        ahead = ahead[: max(first, 1)]  # who has images is read alone
-        prompts = [request.key for request in self.requests(ahead)]
+        prompts: list[tuple[int, ...]] = []
+        for request in self.requests(ahead):
+            if request.media is not None and prompts:
+                break
+            prompts.append(request.key)
+            if request.media is not None:  # who has images is read alone
+                break
+        ahead = ahead[: len(prompts)]
         some: Sequence[int] = range(len(ahead))
         if self.prefixes is not None:
             names = [request.lora_name for request in self.requests(ahead)]

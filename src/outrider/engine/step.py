@@ -88,7 +88,7 @@ def score(
 def verify(rule: Verifier, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
     """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
     context = batch.context
-    draws = Draws(context.seed_B, context.length_B - 1)
+    draws = Draws(context.sampling.seed_B, context.length_B - 1)
     verdict = verifiers.run_kernel(rule, draft, scores, draws)
     if not batch.ended:
         return verdict

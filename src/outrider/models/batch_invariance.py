@@ -31,6 +31,7 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 UNIT = 128  #: visible widths are multiples of this where they do not matter
 #: Where they do: (up to this width, multiples of this). The narrower, the less is read for nothing.
 LADDER = ((1024, 64), (2048, 128), (1 << 62, 512))
+_BOUNDS = [most for most, _ in LADDER]
 _FARTHEST = 4096  #: widths are tried so far; a kernel goes through wider caches piece by piece
 _TRUTH = 8  #: rows of a call that others are compared with
 HEADS = 4  #: heads are gone through one by one; there are kernels for four or more
@@ -115,7 +116,7 @@ class BatchInvariance(NamedTuple):
 
 
 def _step(slots: int) -> int:
-    unit = next(unit for most, unit in LADDER if slots <= most)
+    unit = LADDER[bisect_left(_BOUNDS, slots)][1]
     return -(-slots // unit) * unit
 
 

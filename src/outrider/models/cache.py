@@ -53,7 +53,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self.owner.allocate(self.index, key_states, value_states)
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     @property
@@ -95,7 +95,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         if not self.is_initialized:
             entry = like.new_empty(0, heads, 0, size)
-            self.lazy_initialization(entry, entry)
+            self.owner.allocate(self.index, entry, entry)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                     continue
             self.stacks.append(_zeros(like, 1, *shape))
             self._places[index] = (len(self.stacks) - 1, 0)
-        self._attach()
+        self._attach(self.layers[layer : layer + 1])
 
     def allocate_indexer(self, layer: int, keys: Tensor) -> None:
         """Zeroed buffers for the keys of a layer's indexer: planes of one stack for all layers."""
@@ -171,11 +171,12 @@ class SlotCache(Cache):  # type: ignore[misc]
             shape = (self.max_rows, keys.shape[1], self.size, keys.shape[3])
             self.stacks.append(_zeros(keys, len(self.layers), *shape))
         self._places[-1 - layer] = (known, layer)
-        self._attach()
+        self._attach(self.layers[layer : layer + 1])
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
         """Set where the next forward writes and how many slots it sees."""
-        self._fit(self.max_rows, min(width, self.capacity))
+        if self.size < min(width, self.capacity):
+            self._fit(self.max_rows, min(width, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
         self.line = slots_BQ[0]  # slots [Q] of the only row, if there is one
         self._flat.clear()
@@ -400,16 +401,17 @@ class SlotCache(Cache):  # type: ignore[misc]
             if table is not None:
                 self._positions(table.device)[:old_rows, :old_size].copy_(table)
 
-    def _attach(self) -> None:
-        """Give the layers their part of the buffers."""
+    def _attach(self, layers: Sequence[object] | None = None) -> None:
+        """Give layers, all of them by default, their part of the buffers."""
         self.planes = None
-        for layer in self.layers:
+        for layer in self.layers if layers is None else layers:
             if not isinstance(layer, SlotLayer):
                 continue  # a runner's own
-            if 2 * layer.index in self._places:
-                key, value = (self._places[2 * layer.index + i] for i in (0, 1))
-                layer.keys = self.stacks[key[0]][key[1]]
-                layer.values = self.stacks[value[0]][value[1]]
+            place = self._places.get(2 * layer.index)
+            if place is not None:
+                layer.keys = self.stacks[place[0]][place[1]]
+                stack, plane = self._places[2 * layer.index + 1]
+                layer.values = self.stacks[stack][plane]
                 layer.is_initialized = True
             if -1 - layer.index in self._places:
                 stack, plane = self._places[-1 - layer.index]

@@ -134,6 +134,13 @@ class TreeDecoder:
         self._known = runner.vocab_size
         self.context = runner.context
         self.rounding = runner.rounding  #: which calls of it round alike
+        #: whether some of its layers keep a state, which stands for a text as a whole
+        self.recurrent = runner.recurrent
+        #: what reads images or sound in its prompts; None for a model that reads none there
+        self.media = runner if isinstance(runner, MediaRunner) else None
+        reader = runner.reader
+        #: what it reads besides its text
+        self.reads: Reads = "text" if reader is None else "states" if reader.shares else "source"
 
     @property
     def device(self) -> torch.device:
@@ -161,11 +168,6 @@ class TreeDecoder:
         return self.dtype.itemsize >= 4 or self.rounding.trees
 
     @property
-    def recurrent(self) -> bool:
-        """Whether some of its layers keep a state, which stands for a text as a whole."""
-        return self.runner.recurrent
-
-    @property
     def capturable(self) -> bool:
         """Whether a device can replay its calls: states are advanced as far as the host says."""
         return not self.recurrent
@@ -173,17 +175,6 @@ class TreeDecoder:
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
         return self.rounding.width(slots)
-
-    @property
-    def media(self) -> MediaRunner | None:
-        """What reads images or sound in its prompts; None for a model that reads none there."""
-        return self.runner if isinstance(self.runner, MediaRunner) else None
-
-    @property
-    def reads(self) -> Reads:
-        """What it reads besides its text."""
-        reader = self.runner.reader
-        return "text" if reader is None else "states" if reader.shares else "source"
 
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""

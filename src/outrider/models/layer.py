@@ -193,7 +193,8 @@ class Layer:
         self.down = made([m.down_proj])
         self._widths = [each.weight.shape[0] for each in (a.q_proj, a.k_proj, a.v_proj)]
         norms = (a.q_norm, a.k_norm) if found(a, "q_norm") else ()
-        self._head_norms = [(way.weight(each.weight), each.weight.numel()) for each in norms]
+        #: of queries and of keys, and how many numbers of a head each is over; none in most layers
+        self.head_norms = [(way.weight(each.weight), each.weight.numel()) for each in norms]
 
     def parts(self) -> LlamaParts:
         """What it is made of, for a compiled call."""
@@ -201,15 +202,13 @@ class Layer:
         return LlamaParts(
             [one for one in products if isinstance(one, PackedLinear)],
             (self.before, self.between),
-            [weight for weight, _ in self._head_norms],
+            [weight for weight, _ in self.head_norms],
         )
 
     def heads(self, call: LayerOpsCall, qkv: Tensor) -> Tensor:
-        """qkv [B, Q, (H + 2 K) E] with queries and keys normed head by head, where a layer does."""
-        if not self._head_norms:
-            return qkv
+        """qkv [B, Q, (H + 2 K) E] with queries and keys normed head by head."""
         *parts, values = qkv.split_with_sizes(self._widths, -1)
-        for number, (weight, size) in enumerate(self._head_norms):
+        for number, (weight, size) in enumerate(self.head_norms):
             part = parts[number]
             _, normed = call.norm(part.reshape(*part.shape[:-1], -1, size), None, weight)
             parts[number] = normed.flatten(-2)

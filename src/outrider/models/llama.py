@@ -174,7 +174,8 @@ class LlamaRunner:
             state, x = call.norm(state, more, layer.before)
             if number in aux_layers:
                 kept[number] = state
-            x = call.attend(layer.heads(call, layer.qkv(x)), store)
+            qkv = layer.qkv(x)
+            x = call.attend(layer.heads(call, qkv) if layer.head_norms else qkv, store)
             state, x = call.norm(state, layer.out(x), layer.between)
             more = layer.down(call.gate(layer.gate_up(x)))
         if last is not None:

@@ -8,6 +8,7 @@ its own forward, and tied layers share one record.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ def embedding(weight: Tensor) -> Callable[[Tensor], Tensor]:
     """ids -> rows of a weight; of a packed one without torch's search for who computes it."""
     if isinstance(weight, WeightOnlyTensor) and not weight.transposed:
         return weight.record.rows
-    return lambda ids: F.embedding(ids, weight)
+    return partial(F.embedding, weight=weight)
 
 
 def _addmm(bias: Tensor, x: Tensor, weight: object, **more: object) -> object:

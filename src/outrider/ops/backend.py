@@ -32,7 +32,7 @@ class Backend(NamedTuple):
     name: str
     ops: Mapping[str, Operation]
     unsupported_reason: Callable[[torch.device], str | None]  #: why it cannot run on a device
-    declines: Callable[..., str | None]  #: why it cannot run an operation (name, *inputs)
+    declines: Mapping[str, Callable[..., str | None]]  #: and why not for these inputs, by operation
 
 
 _MODULES = {"cpu": "outrider.ops.cpu", "triton": "outrider.ops.triton"}
@@ -100,10 +100,11 @@ def chosen(device: torch.device) -> str:
 def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     """The code of the backend in charge for these inputs, or None where the reference runs.
 
-    The first input says on which device. `insist`: an explicit choice that cannot take the inputs
-    is an error.
+    The first input says on which device: a tensor, or a table whose first one lies there. `insist`:
+    an explicit choice that cannot take the inputs is an error.
     """
-    device = inputs[0].device
+    first = inputs[0]
+    device = (first[0] if isinstance(first, tuple) else first).device
     asked = _override.get() or _ENVIRONMENT
     name = asked or _automatic(device.type)
     if name == "reference":
@@ -112,7 +113,9 @@ def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     run = backend.ops.get(op)
     if run is None:
         return None
-    reason = backend.unsupported_reason(device) or backend.declines(op, *inputs)
+    reason, declines = backend.unsupported_reason(device), backend.declines.get(op)
+    if reason is None and declines is not None:
+        reason = declines(*inputs)
     if reason is None:
         return run
     if insist and asked is not None:
@@ -125,15 +128,6 @@ def _refusal(name: str, op: str, reason: str) -> BackendUnavailable:
         f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "
         "OUTRIDER_OPS unset"
     )
-
-
-def _unsupported(kernel: VerifyKernel, draft: Draft) -> str | None:
-    """Why no kernel of that name verifies a draft."""
-    if kernel != "match" and DrawKind.COUPLED in draft.kinds:
-        return "coupled children are verified by a matching rule"
-    if kernel in ("chain", "block") and not draft.tree.is_chain:
-        return "the draft branches"
-    return None
 
 
 def dispatched(reference: Callable[P, R]) -> Callable[P, R]:
@@ -161,7 +155,11 @@ def fused(
     verify = find(f"verify:{kernel}", draft, scores, draws, insist=not optional)
     if verify is None:
         return None
-    reason = _unsupported(kernel, draft)
+    reason = None
+    if kernel != "match" and DrawKind.COUPLED in draft.kinds:
+        reason = "coupled children are verified by a matching rule"
+    elif kernel in ("chain", "block") and not draft.tree.is_chain:
+        reason = "the draft branches"
     if reason is not None:
         asked = explicit()
         if asked is None or optional:

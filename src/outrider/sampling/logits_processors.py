@@ -14,14 +14,13 @@ of transformers are called once per depth with rows of equal length. Rows that a
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.row_params import NEVER, Processor, Shaping
 from outrider.sampling import custom_processors, timestamps
@@ -178,16 +177,18 @@ def validate(
     a processor that cannot be replayed and for a token outside the vocabulary.
     """
     tried: dict[tuple[int, ...], tuple[Processor, ...]] = {}  # rows with the same ones share them
-    uses = Counter(id(p) for s in (*settings, *others) for p in s.processors)
+    uses = Counter[int]()
+    for s in (*settings, *others):
+        uses.update(map(id, s.processors))
     admitted = []
     for row, (s, prompt) in enumerate(zip(settings, prompts, strict=True)):
         for name, ids in _named(s):
-            outside = [token for token in ids if not 0 <= token < vocab]
-            if outside:
-                raise ConfigurationError(
-                    f"{name} names token {outside[0]}, outside the vocabulary of {vocab}; use "
-                    "the target's token ids"
-                )
+            for token in ids:
+                if not 0 <= token < vocab:
+                    raise ConfigurationError(
+                        f"{name} names token {token}, outside the vocabulary of {vocab}; use the "
+                        "target's token ids"
+                    )
         same = tuple(map(id, s.processors))
         if same and same not in tried:
             tried[same] = custom_processors.replayable(
@@ -204,12 +205,14 @@ def validate(
     return admitted
 
 
-def _named(s: SamplingParams) -> list[tuple[str, list[int]]]:
+def _named(s: SamplingParams) -> list[tuple[str, Collection[int]]]:
     """The settings that name tokens, with the tokens."""
-    found = [("logit_bias", list(s.logit_bias or ()))]
-    found.append(("begin_suppress_tokens", list(s.begin_suppress_tokens)))
-    forced = arguments.fields_of(s, ("forced_bos_token_id", "forced_eos_token_id"))
-    found += [(name, [] if token is None else [token]) for name, token in forced.items()]
+    found: list[tuple[str, Collection[int]]] = [("logit_bias", s.logit_bias or ())]
+    found.append(("begin_suppress_tokens", s.begin_suppress_tokens))
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        token = vars(s)[name]
+        if token is not None:
+            found.append((name, [token]))
     if s.timestamps is not None:
         found.append(("timestamps", [s.timestamps.first_id]))
     return found

@@ -4,7 +4,8 @@ docs/adding-a-sampling-parameter.md lists what a new one touches.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,10 +102,10 @@ class SamplingParams:
         )
 
     def __post_init__(self) -> None:
-        for name, given in arguments.fields_of(self, _NUMBERS).items():
-            what, do, fits = _NUMBERS[name]
+        for name, (what, do, least, most) in _NUMBERS.items():
+            given = vars(self)[name]
             value = arguments.number(name, given, what, do)
-            if not fits(value):
+            if not least <= value <= most and not (name == "temperature" and value == 0):
                 arguments.refuse(name, what, given, do)
             object.__setattr__(self, name, value)
         sizes = dict.fromkeys(("top_k", *_SIZES), 0)
@@ -115,8 +116,8 @@ class SamplingParams:
             object.__setattr__(self, "seed", seed)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        forced = arguments.fields_of(self, ("forced_bos_token_id", "forced_eos_token_id"))
-        for name, token in forced.items():
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            token = vars(self)[name]
             if token is not None:
                 do = "give a token id, or None for any token"
                 object.__setattr__(self, name, arguments.whole(name, token, do, least=0))
@@ -145,24 +146,23 @@ class SamplingParams:
 
 #: Whole numbers beside `top_k` that 0 switches off.
 _SIZES = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
-_PENALTY: tuple[str, str, Callable[[float], bool]] = (
-    "a finite number that float32 holds",
-    "use 0 to switch it off",
-    lambda p: abs(p) <= MOST,
-)
-#: What each number must be, what to do about another one, and whether a value fits.
-_NUMBERS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
+_ABOVE_0 = math.ulp(0.0)  #: the least number above 0
+_PENALTY = ("a finite number that float32 holds", "use 0 to switch it off", -MOST, MOST)
+#: What each number must be, what to do about another one, the least and the largest that fit.
+_NUMBERS: dict[str, tuple[str, str, float, float]] = {
     "temperature": (
         f"0, or a finite number of at least {LEAST_TEMPERATURE:g}",
         "use 0 for greedy decoding",
-        lambda t: t == 0 or LEAST_TEMPERATURE <= t < math.inf,
+        LEAST_TEMPERATURE,
+        sys.float_info.max,
     ),
-    "top_p": ("a number in (0, 1]", "use 1 to switch it off", lambda p: 0 < p <= 1),
-    "min_p": ("a number in [0, 1]", "use 0 to switch it off", lambda p: 0 <= p <= 1),
+    "top_p": ("a number in (0, 1]", "use 1 to switch it off", _ABOVE_0, 1),
+    "min_p": ("a number in [0, 1]", "use 0 to switch it off", 0, 1),
     "repetition_penalty": (
         "a positive number that float32 holds",
         "use 1 to switch it off",
-        lambda r: _LEAST <= r <= MOST,
+        _LEAST,
+        MOST,
     ),
     "frequency_penalty": _PENALTY,
     "presence_penalty": _PENALTY,
@@ -198,32 +198,32 @@ def _adds(bias: float) -> bool:
 
 def rows(settings: Sequence[SamplingParams], device: torch.device | str = "cpu") -> SamplingRows:
     """Tensors [B] from one `SamplingParams` per row. Greedy rows have no filters."""
-    hot = [s.temperature == 0 for s in settings]
-    top_k = [0 if h else int(s.top_k) for s, h in zip(settings, hot, strict=True)]
-    top_p = [1.0 if h else s.top_p for s, h in zip(settings, hot, strict=True)]
-    min_p = [0.0 if h else s.min_p for s, h in zip(settings, hot, strict=True)]
-    seeds = [_signed(fresh_seed() if s.seed is None else s.seed) for s in settings]
-    inverse = [
-        float("inf") if h else 1.0 / s.temperature for s, h in zip(settings, hot, strict=True)
-    ]
+    inverse, top_k, top_p, min_p, seeds = [], [], [], [], []
+    hot, all_top_k = 0, True
+    for s in settings:
+        greedy = s.temperature == 0
+        hot += greedy
+        all_top_k = all_top_k and (greedy or s.top_k > 0)
+        inverse.append(math.inf if greedy else 1.0 / s.temperature)
+        top_k.append(0 if greedy else s.top_k)
+        top_p.append(1.0 if greedy else s.top_p)
+        min_p.append(0.0 if greedy else s.min_p)
+        seed = fresh_seed() if s.seed is None else s.seed
+        seeds.append(seed - (1 << 64) if seed >= 1 << 63 else seed)  # signed
     return SamplingRows(
         torch.tensor(inverse, dtype=torch.float32, device=device),
         torch.tensor(top_k, dtype=torch.int64, device=device),
         torch.tensor(top_p, dtype=torch.float32, device=device),
         torch.tensor(min_p, dtype=torch.float32, device=device),
         torch.tensor(seeds, dtype=torch.int64, device=device),
-        greedy="all" if all(hot) else "some" if any(hot) else "none",
+        greedy="all" if hot == len(settings) else "some" if hot else "none",
         most_top_k=max(top_k, default=0),
-        all_top_k=all(k > 0 for k, h in zip(top_k, hot, strict=True) if not h),
-        any_top_p=any(p < 1 for p in top_p),
-        any_min_p=any(p > 0 for p in min_p),
+        all_top_k=all_top_k,
+        any_top_p=min(top_p, default=1.0) < 1,
+        any_min_p=max(min_p, default=0.0) > 0,
     )
 
 
 def fresh_seed() -> int:
     """A seed from torch's global generator, for a request that has none."""
     return int(torch.randint(-(2**62), 2**62, ()).item()) % 2**64
-
-
-def _signed(seed: int) -> int:
-    return seed - (1 << 64) if seed >= 1 << 63 else seed

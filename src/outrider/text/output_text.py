@@ -270,9 +270,9 @@ class Stream(Iterator[TextBlock]):
                 else:
                     answer.keep(block.token_ids, block.logprobs)
         finally:  # an interrupted call has the text of its tokens, too
-            for answer, reason in zip(self._answers, self.run.reasons, strict=True):
+            for answer, state in zip(self._answers, self.run.states, strict=True):
                 if not answer.watched:
-                    answer.catch_up(reason)
+                    answer.catch_up(state.reason)
 
     def __next__(self) -> TextBlock:
         block = next(self.run)
@@ -287,15 +287,9 @@ class Stream(Iterator[TextBlock]):
 
     def result(self) -> Generation:
         """Completions so far; a request that is still running has finish_reason "running"."""
-        run = self.run
-        done = [
-            Completion(
-                answer.text,
-                list(answer.tokens),  # the stream may go on
-                reason or "running",
-                stats,
-                None if answer.logprobs is None else list(answer.logprobs),
-            )
-            for answer, reason, stats in zip(self._answers, run.reasons, run.requests, strict=True)
-        ]
-        return Generation(done, run.stats)
+        done = []
+        for answer, state in zip(self._answers, self.run.states, strict=True):
+            logprobs = None if answer.logprobs is None else list(answer.logprobs)
+            ids, reason = list(answer.tokens), state.reason or "running"  # the stream may go on
+            done.append(Completion(answer.text, ids, reason, state.stats, logprobs))
+        return Generation(done, self.run.stats)

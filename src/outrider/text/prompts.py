@@ -128,16 +128,18 @@ class PromptEncoder:
                 "decoder_prompts= are the beginnings of an encoder-decoder's answers; got them for "
                 "a model that goes on from its prompt; put them behind the prompt"
             )
-        batch = sources(prompts)
-        if any(isinstance(one, Inputs) or (is_features(one) and one.ndim > 1) for one in batch):
-            raise ConfigurationError(
-                "the model reads text alone; got features; give text or token ids, or load a "
-                "model that reads audio or pixels"
-            )
-        each = [self._prompt(prompt, number) for number, prompt in enumerate(batch)]
-        ids = [tokens for tokens, _ in each]
-        media = [inputs for _, inputs in each] if any(inputs for _, inputs in each) else None
-        return EncodedPrompts(ids, media, self._references(reference, len(ids)))
+        ids, media, seen = [], [], False
+        for number, one in enumerate(sources(prompts)):
+            if isinstance(one, Inputs) or (is_features(one) and one.ndim > 1):
+                raise ConfigurationError(
+                    "the model reads text alone; got features; give text or token ids, or load a "
+                    "model that reads audio or pixels"
+                )
+            tokens, inputs = self._prompt(one, number)
+            ids.append(tokens)
+            media.append(inputs)
+            seen = seen or inputs is not None
+        return EncodedPrompts(ids, media if seen else None, self._references(reference, len(ids)))
 
     def _prompt(self, prompt: object, number: int) -> tuple[list[int], MultiModalInputs | None]:
         """Token ids of a prompt, and its images or sound."""
@@ -238,7 +240,7 @@ class PromptEncoder:
     def _references(self, given: object, rows: int) -> list[list[int]]:
         """Tokens to copy from. A text that is copied to its end is over there."""
         if given is None:
-            return [[] for _ in range(rows)]
+            return [[]] * rows
         references = []
         for number, one in enumerate(_each("reference", given, rows)):
             ids = [] if one is None or one == "" else self.answer_ids(one, number)

@@ -276,8 +276,13 @@ class Speculator:
             adapters = [name for name in adapters for _ in range(copies)]
             settings = [_reseeded(s, copy) for s in settings for copy in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
-        ends = {s: StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in set(stops)}
-        limits = [ends[s] for s in stops]
+        ends: dict[Stop, StopConditions] = {}
+        limits, answers = [], []
+        for s, ids in zip(stops, asked.prompts, strict=True):
+            if s not in ends:
+                ends[s] = StopConditions(s.max_new_tokens, self.stop_ids(s))
+            limits.append(ends[s])
+            answers.append(IncrementalText(self.tokenizer, s, ids, ends[s].stop_ids))
         run = self.engine.run(
             asked.prompts,
             self._ruled(settings, asked.prompts, rules),
@@ -289,10 +294,6 @@ class Speculator:
             trace=trace,
             logprobs=logprobs,
         )
-        each = zip(stops, asked.prompts, limits, strict=True)
-        answers = [
-            IncrementalText(self.tokenizer, stop, ids, end.stop_ids) for stop, ids, end in each
-        ]
         return Stream(run, answers)
 
     def _beamed(

@@ -188,7 +188,7 @@ class Detokenizer:
         special: bool = False,
         behind: Callable[[str], int | None] | None = None,
     ) -> None:
-        if any(not s for s in stop_strings):
+        if not all(stop_strings):
             raise ConfigurationError("a stop string is empty; got ''; remove it")
         self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
         self._special, self._behind = special, behind
@@ -205,7 +205,7 @@ class Detokenizer:
         if whole.endswith(_HALF):  # to be completed, or as it is
             complete = _complete(tokenizer, self.ids)
             self._known = (whole, complete, complete.removeprefix(" "), whole.rstrip(_HALF))
-        self._tail = max((len(s) for s in stop_strings), default=0)
+        self._tail = max(map(len, stop_strings), default=0)
 
     def push(self, ids: Sequence[int]) -> str:
         """Add tokens and return the new text; a stop string cuts it and what follows."""
@@ -259,7 +259,9 @@ class Detokenizer:
     def _had(self, whole: str) -> int:
         """How much of a text is known. Half a character that a prompt ends with, and no token
         completes, is the prompt's."""
-        known = next((one for one in self._known if whole.startswith(one)), self._known[-1])
+        for known in self._known:
+            if whole.startswith(known):
+                break
         return len(known)
 
     def _cut_at_stop_string(self, before: int) -> bool:

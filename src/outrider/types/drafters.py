@@ -52,11 +52,6 @@ class Context(NamedTuple):
     known: RowHints | None = None
     least: int = 0  #: host constant: no row is shorter than this
 
-    @property
-    def seed_B(self) -> Tensor:
-        """Each row's seed."""
-        return self.sampling.seed_B
-
 
 class DraftShape(NamedTuple):
     """What to draft in one step: one of the drafter's declared shapes. Host constants."""

@@ -1,6 +1,7 @@
 """Which kernel of `outrider.ops` verifies for which rule, and how the draft is laid out for it."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from outrider import ops
@@ -39,7 +40,7 @@ def _whole(kernel: ops.VerifyKernel, draft: Draft) -> KernelCall:
 
 #: One line for each rule that has kernels. Other rules run as they are written.
 _KERNELS: Mapping[type, Callable[[Draft], KernelCall | None]] = {
-    Match: lambda draft: KernelCall("match", draft),
+    Match: partial(KernelCall, "match"),
     Rejection: _rejection,
     HubVerifier: lambda draft: _rejection(drawn_first(draft)),
     BlockVerifier: lambda draft: _whole("block", draft),

@@ -10,6 +10,7 @@ from outrider.drafters.tree_drafting.builder import (
 )
 from outrider.drafters.tree_drafting.growth import (
     DrawKeys,
+    OneModel,
     Policy,
     ProposalSource,
     TreeModel,
@@ -20,6 +21,7 @@ from outrider.drafters.tree_drafting.growth import (
     law_at,
     open_cache,
     read_on,
+    unread_of,
 )
 from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
 
@@ -27,6 +29,7 @@ __all__ = [
     "Children",
     "DrawKeys",
     "Layout",
+    "OneModel",
     "Policy",
     "ProposalSource",
     "TreeBuilder",
@@ -43,4 +46,5 @@ __all__ = [
     "pending",
     "read_on",
     "selected",
+    "unread_of",
 ]

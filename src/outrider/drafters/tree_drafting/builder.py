@@ -38,6 +38,7 @@ class TreeBuilder:
         self.first_B = context.length_B - 1  #: slot and position of the pending token
         self._tokens = [pending(context)]
         self._there: list[Tensor | None] = []  # [B, m] of each level below the root; None: all
+        self._whole = True  # whether all of them are there
         self._laws: list[Laws] = []
         self._links: list[_Links] = []  # of a ragged tree
         self._ancestors_BNN: Tensor | None = None
@@ -101,14 +102,15 @@ class TreeBuilder:
         In a fixed shape a child of an absent node is absent; a policy that names the parents names
         present ones.
         """
-        if children.law is not None:
-            rows = sum(law.logits_BRV.shape[1] for law in self._laws)
-            self._laws.append(children.law)
+        law = children.law
+        if law is not None:
             if children.row_Bm is not None:
+                rows = sum(above.logits_BRV.shape[1] for above in self._laws)
                 children = children._replace(row_Bm=children.row_Bm + rows)
+            self._laws.append(law)
         if level.end == level.stop:
             return
-        above = self.alive_Bn
+        above = self._there[-1] if self._there else None
         if children.parent_Bm is None:
             there = children.there_Bm
             if above is not None:
@@ -118,11 +120,13 @@ class TreeBuilder:
             there = self._hang(level, children, children.parent_Bm)
         self._tokens.append(children.tokens_Bm)
         self._there.append(there)
+        self._whole = self._whole and there is None
 
     def fill(self, tokens_BM: Tensor, there_BM: Tensor) -> None:
         """All nodes below the root of a fixed shape at once."""
         self._tokens.append(tokens_BM)
         self._there.append(there_BM)
+        self._whole = False
 
     def _hang(self, level: TreeLevel, children: Children, parent_Bm: Tensor) -> Tensor:
         """Children below parents of each row's own; which of their nodes are there."""
@@ -155,14 +159,14 @@ class TreeBuilder:
         rows = None
         if self.layout.draws_1NK is None:
             draws, rows = _draws(self._links, self.layout.nodes, self.layout.most)
+        elif self._whole:
+            draws = self.layout.draws_1NK
         else:
             draws = self._present(self.layout.draws_1NK)
         return declare(self.tokens_BM, self.tree, draws, drawn, sampling, laws=laws, row_BNK=rows)
 
     def _present(self, draws_1NK: Tensor) -> Tensor:
         """The draws of a fixed shape whose nodes are there."""
-        if all(there is None for there in self._there):
-            return draws_1NK
         levels = [torch.ones_like(self._tokens[0], dtype=torch.bool)]
         for tokens, there in zip(self._tokens[1:], self._there, strict=True):
             levels.append(torch.ones_like(tokens, dtype=torch.bool) if there is None else there)

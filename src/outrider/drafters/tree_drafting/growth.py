@@ -7,6 +7,7 @@ leaves topology and declarations to the `TreeBuilder`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.drafters.tree_drafting.builder import Children, TreeBuilder
 from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
-from outrider.models.model_wrapper import rereads
+from outrider.models.model_wrapper import capturable, rereads
 from outrider.models.prefill import CHUNK, causal, ingest, width
 from outrider.noise import Purpose
-from outrider.row_params import SamplingRows
+from outrider.row_params import Greedy, SamplingRows
 from outrider.sampling.logits_processors import among, apply
 from outrider.tree import numbers
 from outrider.types import (
@@ -30,34 +31,41 @@ from outrider.types import (
     LanguageModel,
     Laws,
     Output,
+    Scores,
     Verdict,
 )
 
 RESTS = 8  #: committed tokens that a draft model has not read when they are read as text
 
 
+@dataclass
 class DrawKeys:
     """The names of the noise that a proposal may draw with."""
 
-    def __init__(self, context: Context, nodes: int) -> None:
-        self._context, self._nodes = context, nodes
-        self._own_BN: Tensor | None = None
-        self._shared_BN: Tensor | None = None
+    context: Context
+    nodes: int
+    _own_BN: Tensor | None = None
+    _shared_BN: Tensor | None = None
 
-    def own(self, start: int, stop: int) -> Tensor:
-        """[B, n]: streams of nodes start..stop, fresh in every step."""
+    def own(self, start: int, stop: int, greedy: Greedy = "some") -> Tensor:
+        """[B, n]: streams of nodes start..stop, fresh in every step.
+
+        For draws from laws of which all rows are `greedy`, which look at none: anything.
+        """
+        seed_B = self.context.sampling.seed_B
+        if greedy == "all":
+            return seed_B[:, None].expand(-1, stop - start)
         if self._own_BN is None:
-            context = self._context
-            first_B = context.length_B - 1
-            self._own_BN = ops.streams(context.seed_B, first_B, Purpose.DRAFT, self._nodes)
+            first_B = self.context.length_B - 1
+            self._own_BN = ops.streams(seed_B, first_B, Purpose.DRAFT, self.nodes)
         return self._own_BN[:, start:stop]
 
     def shared(self, depth: int) -> Tensor:
         """[B, 1]: the stream that the target draws the token below nodes of that depth with."""
         if self._shared_BN is None:  # no tree is deeper than it has nodes
-            context = self._context
-            at = context.length_B[:, None] + numbers(self._nodes, context.length_B.device)
-            self._shared_BN = noise.stream(context.seed_B[:, None], at, Purpose.TARGET)
+            context = self.context
+            at = context.length_B[:, None] + numbers(self.nodes, context.length_B.device)
+            self._shared_BN = noise.stream(context.sampling.seed_B[:, None], at, Purpose.TARGET)
         return self._shared_BN[:, depth : depth + 1]
 
 
@@ -84,27 +92,32 @@ class ProposalSource(Protocol):
 
 
 class TreeModel(NamedTuple):
-    """A draft model and its cache as a source; drafts have been at most `deepest` tokens deep."""
+    """A draft model and its cache as a source."""
 
     model: LanguageModel
     cache: Cache
-    deepest: int = 1
+    #: tokens of the last draft that are to be read (`unread_of`)
+    unread: int = 1
     #: whether the cache is the target's, which lacks the pending token alone. One of the model's
     #: own may lack the leaf of a draft that was accepted whole, and what plain steps have emitted
     shared: bool = False
 
     def output(self, tree: TreeBuilder, level: TreeLevel) -> Output:
-        """One call. The first feeds the committed tail, which needs neither a branch nor a read.
-
-        All that the last draft may have added is read anew where drafts leave nothing behind.
-        """
+        """One call. The first feeds the committed tail, which needs neither a branch nor a read."""
         context = tree.context
         wide = width(self.model, context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
             return self.model.forward(self.cache, tree.nodes(level, wide))
-        behind = self.deepest if rereads(self.model) else 1
-        count = 1 if self.shared else 1 + behind + context.unread
+        count = 1 if self.shared else 1 + self.unread + context.unread
         return read_on(self.model, self.cache, context, count, wide)
+
+
+def unread_of(model: LanguageModel, deepest: int) -> int:
+    """How many tokens of a draft, at most `deepest` deep, a model has not read when it is accepted.
+
+    All of them where drafts leave nothing behind, else the leaf of one that is accepted whole.
+    """
+    return deepest if rereads(model) else 1
 
 
 def read_on(
@@ -164,18 +177,19 @@ def expand(
     tree, keys = TreeBuilder(layout, context), DrawKeys(context, layout.nodes)
     few: SamplingRows | None = None
     for level in layout.levels:
-        outputs = [source.output(tree, level) for source in sources]
-        first = outputs[0]
-        if trim and not level.depth:
-            few = _among(context, first)
-        if few is not None and first.ids_K is not None:
-            law = law_at(first.known_BQK, tree, level, few)
-            found = policy.children(law, level, keys)
-            found = found._replace(tokens_Bm=first.ids_K[found.tokens_Bm], law=None)
-        else:
-            laws = [law_at(one.logits_BQV, tree, level, context.sampling) for one in outputs]
-            law = laws[0] if len(laws) == 1 else ops.stack(laws)
-            found = policy.children(law, level, keys)
+        laws, known_K = [], None
+        for source in sources:
+            output = source.output(tree, level)
+            if trim and not level.depth:
+                few = _among(context, output)
+            if few is None or output.ids_K is None:
+                laws.append(law_at(output.logits_BQV, tree, level, context.sampling))
+            else:
+                known_K = output.ids_K
+                laws.append(law_at(output.known_BQK, tree, level, few))
+        found = policy.children(laws[0] if len(laws) == 1 else ops.stack(laws), level, keys)
+        if known_K is not None:
+            found = found._replace(tokens_Bm=known_K[found.tokens_Bm], law=None)
         tree.add(level, found)
     return tree
 
@@ -263,3 +277,29 @@ def keep_path(
         path = torch.where(path >= 0, slot, -1)
     if not draft.tree.is_chain:
         model.keep(cache, first_B, path)
+
+
+class OneModel:
+    """What a drafter that grows drafts from one draft model keeps: the cache of that model."""
+
+    model: LanguageModel
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.model.aux_layers
+
+    @property
+    def capturable(self) -> bool:
+        """Whether its model is."""
+        return capturable(self.model)
+
+    def open(self, context: Context, capacity: int) -> Cache:
+        """The draft model's cache."""
+        return open_cache(self.model, context, capacity)
+
+    def commit(
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Move the accepted path's entries next to the root."""
+        keep_path(self.model, memory, context, draft, verdict, scores.hidden)

@@ -34,10 +34,6 @@ class TreeLevel(NamedTuple):
             return table_BnK.flatten(1)
         return table_BnK[:, self.parent_m, self.rank_m]
 
-    def spread_if(self, table_BnK: Tensor | None) -> Tensor | None:
-        """The same of a table that stands for itself where it is None."""
-        return None if table_BnK is None else self.spread(table_BnK)
-
 
 class Layout(NamedTuple):
     """Where the nodes of a growing tree stand: level after level."""

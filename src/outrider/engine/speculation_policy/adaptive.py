@@ -76,12 +76,14 @@ class SharedEstimates:
     @property
     def levels(self) -> tuple[float, float]:
         """The chance that a drafted token is kept, of sampled and of greedy rows."""
-        return self._level.chance(False), self._level.chance(True)
+        sampled, greedy = self._level.chances
+        return sampled, greedy
 
     @property
     def supplies(self) -> tuple[float, float]:
         """The chance that there is a draft where one is asked for, of sampled and greedy rows."""
-        return self._found.chance(False), self._found.chance(True)
+        sampled, greedy = self._found.chances
+        return sampled, greedy
 
     def looks(self, greedy: bool) -> int:
         """Drafted tokens of such rows that were looked at, in earlier runs, too."""
@@ -114,8 +116,7 @@ class AdaptiveState:
         credit: ReadingCredit,
         prices: CostModel,
     ) -> None:
-        self.drafts = prices.drafts
-        self.deepest = max((shape.max_depth for shape in self.drafts), default=0)
+        self.drafts, self.deepest = prices.drafts, prices.deepest
         self.plain = next(shape for shape in shapes if not shape.max_depth)
         self.prices, self.costs = prices, costs
         self.rows: dict[int, RowMemory] = {}
@@ -177,7 +178,9 @@ class Adaptive:
         init=False, repr=False, compare=False, default_factory=ReadingCredit
     )
     #: Of the last run's shapes and costs, one at most.
-    _prices: list[CostModel] = field(init=False, repr=False, compare=False, default_factory=list)
+    _prices: list[tuple[Sequence[DraftShape], CostModel]] = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )
 
     def open(self, shapes: Sequence[DraftShape], costs: Costs | None) -> AdaptiveState:
         """Nothing is known yet of its rows. Raises ConfigurationError without costs."""
@@ -186,22 +189,27 @@ class Adaptive:
                 "the adaptive planner weighs tokens against milliseconds; got no costs; give "
                 "Engine(..., costs=...), or leave the planner out"
             )
-        drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
-        known = (one for one in self._prices if (one.costs, one.drafts) == (costs, tuple(drafts)))
-        prices = CostModel(costs, drafts, next(known, None))
-        self._prices[:] = [prices]
+        before, last = self._prices[0] if self._prices else ((), None)
+        if last is not None and (last.costs, before) == (costs, shapes):
+            prices = CostModel(costs, last.drafts, last)
+        else:
+            drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
+            prices = CostModel(costs, drafts)
+        self._prices[:] = [(shapes, prices)]
         return AdaptiveState(shapes, costs, self._before, self._credit, prices)
 
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
         rows = view.rows
-        state.view, state.context = view, max(row.length for row in rows)
+        state.view, state.context = view, 0
+        for row in rows:
+            state.context = max(state.context, row.length)
         if not state.drafts or (view.dropped and view.free):
             return state.plain
         if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
             state.rows = {row.number: state.memory(row) for row in rows}
         state.reading = state.costs.read_on(view.unread, len(rows))
-        if view.free and state.rests == _who(state):
+        if view.free and state.rests and state.rests == _who(state):
             if rows[0].foresee is None:
                 return state.drafts[0] if _due(state, state.loses) else state.plain
             if state.pause:
@@ -258,8 +266,11 @@ class Adaptive:
             if block.finish_reason is not None:
                 del state.rows[block.row]
                 if view.free:
-                    wrote = {row.number: row.length - len(row.request.prompt) for row in view.rows}
-                    state.credit.ended(wrote.get(block.row, 0) + len(block.token_ids))
+                    wrote = len(block.token_ids)
+                    for row in view.rows:
+                        if row.number == block.row:
+                            wrote += row.length - len(row.request.prompt)
+                    state.credit.ended(wrote)
         if view.free and step.milliseconds is not None:
             prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
@@ -420,7 +431,7 @@ def _weights(
     about (S(B) - S(1)) / (B - 1), and of the last one S(1). Who that will be is guessed from what
     the rows have left to write and how fast they have been.
     """
-    left = [row.left for row in rows]
+    left = [row.request.left(row.length) for row in rows]
     known = [max(each, 1) for each in left if each is not None]
     if len(known) < len(left):
         return None

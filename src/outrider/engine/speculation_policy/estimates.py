@@ -49,10 +49,15 @@ class CostModel:
         self, costs: Costs, drafts: Sequence[DraftShape], before: "CostModel | None" = None
     ) -> None:
         self.costs, self.drafts = costs, tuple(drafts)
-        self._nodes = [1, *(shape.max_nodes for shape in drafts)]
-        contexts = {context for by_context in costs.times.values() for context in by_context}
-        self._contexts = sorted(contexts)
-        self._lines: dict[int, list[_Line]] = {}
+        if before is None:
+            self.deepest = max((shape.max_depth for shape in drafts), default=0)
+            self._nodes = [1, *(shape.max_nodes for shape in drafts)]
+            contexts = {context for by_context in costs.times.values() for context in by_context}
+            self._contexts = sorted(contexts)
+            self._lines: dict[int, list[_Line]] = {}
+        else:
+            self.deepest, self._nodes = before.deepest, before._nodes
+            self._contexts, self._lines = before._contexts, before._lines
         self._known: dict[tuple[int, int, bool], StepPrices] = {}
         self._near: deque[float] = deque(maxlen=NEAR)
         self._by_size: dict[tuple[int, int], deque[float]] = {}
@@ -224,10 +229,6 @@ class ReadingCredit:
         """A request has written so many."""
         self._lengths.append(tokens)
 
-    @property
-    def _shows(self) -> bool:
-        return len(self._lengths) >= FEWEST
-
     def writes(self, row: PlannedRow) -> int:
         """Tokens that a row writes in all, to count on: its budget may be larger than any text.
 
@@ -236,8 +237,9 @@ class ReadingCredit:
         >>> credit.writes(row), [credit.ended(n) for n in (90, 70, 80)], credit.writes(row)
         (10, [None, None, None], 70)
         """
-        written, left = row.length - len(row.request.prompt), row.left
-        usual = sorted(self._lengths)[len(self._lengths) // 4] if self._shows else 0
+        written, left = row.length - len(row.request.prompt), row.request.left(row.length)
+        shows = len(self._lengths) >= FEWEST
+        usual = sorted(self._lengths)[len(self._lengths) // 4] if shows else 0
         return max(written, usual if left is None else min(usual, written + left))
 
     def ahead(self, row: PlannedRow) -> float:
@@ -251,8 +253,8 @@ class ReadingCredit:
         >>> credit.ahead(row), [credit.ended(n) for n in (90, 70, 80)], credit.ahead(row)
         (10.0, [None, None, None], 70.0)
         """
-        written, left = row.length - len(row.request.prompt), row.left
-        usual = median(self._lengths) if self._shows else 0.0
+        written, left = row.length - len(row.request.prompt), row.request.left(row.length)
+        usual = median(self._lengths) if len(self._lengths) >= FEWEST else 0.0
         expected = max(float(written), usual - written)
         return float(expected if left is None else min(expected, left))
 
@@ -375,7 +377,7 @@ class RowMemory:
         self, row: PlannedRow, drafts: Sequence[DraftShape], deepest: int, level: float = LEVEL
     ) -> list[float]:
         """Tokens that each draft is expected to add, no more than the row has room for."""
-        left = row.left
+        left = row.request.left(row.length)
         room = deepest if left is None else max(left - 1, 0)
         if row.foresee is not None:
             self.told = told = row.foresee()

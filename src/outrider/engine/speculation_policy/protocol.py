@@ -27,12 +27,6 @@ class PlannedRow(NamedTuple):
     #: ask does not pay for it
     foresee: Callable[[], Sequence[float]] | None = None
 
-    @property
-    def left(self) -> int | None:
-        """Tokens of its budget that are left; None without one."""
-        budget = self.request.limits.max_new_tokens
-        return None if budget is None else len(self.request.prompt) + budget - self.length
-
 
 class BatchView(NamedTuple):
     """What a planner may look at ahead of a step."""

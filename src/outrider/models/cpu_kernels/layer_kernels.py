@@ -91,7 +91,7 @@ class KernelCall:
     def __init__(self, of: CpuKernels, nodes: Nodes) -> None:
         self.of = of
         self.threads = torch.get_num_threads()
-        self.nodes = Nodes(*(table.contiguous() for table in nodes))
+        self.nodes = Nodes(*map(Tensor.contiguous, nodes))
         if {nodes.positions_BQ.dtype, nodes.slots_BQ.dtype} != {torch.int64}:
             raise TypeError(
                 f"positions in {nodes.positions_BQ.dtype}, slots {nodes.slots_BQ.dtype}"
@@ -105,7 +105,7 @@ class KernelCall:
             of.tiles, of.is_half,
         )  # fmt: skip
         self.at = ctypes.addressof(self.sizes)
-        self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, *self.counts)]
+        self.read = list(map(Tensor.data_ptr, (self.nodes.visible_BQW, *self.counts)))
         of.reach(self.at, *self.read)
         half = self.factors.nbytes // 2
         cos = self.factors.data_ptr()

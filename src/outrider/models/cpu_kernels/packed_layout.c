@@ -40,12 +40,11 @@ INLINED uint8_t single_bits(uint32_t x) {
     return (uint8_t)(x | x >> 12);
 }
 
-/* The lowest two bits each. */
-INLINED uint16_t double_bits(uint32_t x) {
+/* The lowest two bits each: of the even ones in the lowest byte, of the odd ones 16 bits above. */
+INLINED uint32_t double_bits(uint32_t x) {
     x &= 0x33333333;
     x = (x | x >> 2) & 0x0f0f0f0f;
-    x = (x | x >> 4) & 0x00ff00ff;
-    return (uint16_t)(x | x >> 8);
+    return (x | x >> 4) & 0x00ff00ff;
 }
 
 /* A byte's bits in a word's order. */
@@ -91,7 +90,8 @@ static void lay_head(const int format, uint8_t *head, Outputs of) {
 /* Numbers of 4 bits and what is above them, of block b. */
 INLINED void lay_words(const int format, uint8_t *data, Outputs of, int64_t b) {
     const int words = length_of(format) / 8;
-    for (int o = 0; o < TILE; o++)
+    for (int o = 0; o < TILE; o++) {
+        uint32_t upper = 0; /* of q6_k, both words' */
         for (int w = 0; w < words; w++) {
             const uint8_t *row = of[o];
             const int64_t at = 8 * w;
@@ -114,8 +114,8 @@ INLINED void lay_words(const int format, uint8_t *data, Outputs of, int64_t b) {
                     const int64_t in = (16 * b + at) % 128, half = (16 * b + at) / 128;
                     put_word(data, w, o, word_of(half_bytes(eight_at(row + 64 * half + in % 64), in >= 64)));
                     const uint64_t high = eight_at(row + 128 + 32 * half + in % 32) >> in / 32 * 2;
-                    const uint16_t two = double_bits(word_of(high & 0x0303030303030303ull));
-                    memcpy(data + 128 + 2 * (w * TILE + o), &two, 2);
+                    upper |= double_bits(word_of(high & 0x0303030303030303ull)) << 8 * w;
+                    put_word(data, 2, o, upper);
                     break;
                 }
                 default: /* groups: a byte each, behind a scale and perhaps a minimum */
@@ -123,6 +123,7 @@ INLINED void lay_words(const int format, uint8_t *data, Outputs of, int64_t b) {
                         eight_at(row + (format == INT4 ? 4 : 8) + 32 * b + at)));
             }
         }
+    }
 }
 
 /* Numbers with a point: unit by unit. */

@@ -27,7 +27,8 @@ INLINED vf weights(const int format, const uint8_t *unit, const int j, const int
 }
 
 /* Whole numbers of vector v of a tile, for inputs 2 p and 2 p + 1 of unit u, of 16 bits each: from
- * words of eight numbers of 4 bits those of which the lower ones are all 2 p, the upper 2 p + 1. */
+ * words of eight numbers of 4 bits those of which the lower ones are all 2 p, the upper 2 p + 1. A unit
+ * of q6_k is two such words, and one of sixteen numbers' upper 2 bits. */
 INLINED vi pairs(const int format, const uint8_t *data, const int u, const int p, const int v) {
     const uint8_t *four = data + 64 * u + 4 * WIDE * v;
     switch (format) {
@@ -40,9 +41,8 @@ INLINED vi pairs(const int format, const uint8_t *data, const int u, const int p
             return (load_i(four) >> (4 * p) & 0x000f000f) | (moved(high, 4 - p) & 0x00100010);
         }
         case Q6_K: {
-            vi high = uwords_i(data + 128 + 32 * u + 2 * WIDE * v);
-            high |= high << 8;
-            return (load_i(four) >> (4 * p) & 0x000f000f) | (moved(high, 4 - 2 * p) & 0x00300030);
+            const vi low = load_i(four + 64 * (p / 4)), high = load_i(data + 128 + 4 * WIDE * v);
+            return (low >> (4 * (p % 4)) & 0x000f000f) | (moved(high, 4 - 2 * p) & 0x00300030);
         }
         default: return load_i(four) >> (4 * p) & 0x000f000f;
     }

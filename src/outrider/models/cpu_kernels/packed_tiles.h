@@ -86,6 +86,7 @@ INLINED int unit_of(const int format) {
     switch (format) {
         case BF16: case HALVES: return 2;
         case F32: case F16: case Q8_0: case INT8: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16: return 4;
+        case Q6_K: return 16;
         default: return 8;
     }
 }

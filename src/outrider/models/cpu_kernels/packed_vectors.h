@@ -47,9 +47,6 @@ INLINED vi bytes_i(const void *from) {
 INLINED vi ubytes_i(const void *from) {
     return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
 }
-INLINED vi uwords_i(const void *from) {
-    return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
-}
 INLINED vi bytes_of(uint64_t low, uint64_t high, const int v) {
     return (vi)_mm512_cvtepu8_epi32(_mm_set_epi64x(high, low)) + 0 * v;
 }
@@ -65,9 +62,6 @@ INLINED vi bytes_i(const void *from) {
 INLINED vi ubytes_i(const void *from) {
     return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
 }
-INLINED vi uwords_i(const void *from) {
-    return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from));
-}
 INLINED vi bytes_of(uint64_t low, uint64_t high, const int v) {
     return (vi)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(v ? high : low));
 }
@@ -82,10 +76,6 @@ INLINED vi bytes_i(const void *from) {
 INLINED vi ubytes_i(const void *from) {
     const uint8_t *b = from;
     return (vi){b[0], b[1], b[2], b[3]};
-}
-INLINED vi uwords_i(const void *from) {
-    const uint16_t *w = from;
-    return (vi){w[0], w[1], w[2], w[3]};
 }
 INLINED vi bytes_of(uint64_t low, uint64_t high, const int v) {
     uint32_t b = (v < 2 ? low : high) >> 32 * (v & 1);

@@ -6,6 +6,8 @@ reference's for the same keys. The next token is drawn by inverse transform from
 instead of a race over the vocabulary, as are a draft's children: the same law, another draw.
 """
 
+from functools import cache
+
 import torch
 
 from outrider.ops.backend import Backend
@@ -14,6 +16,7 @@ from outrider.ops.cpu import (
     block,
     commit_tokens,
     filters,
+    keys,
     kseq,
     law_slices,
     match,
@@ -21,18 +24,11 @@ from outrider.ops.cpu import (
     sample,
     traversal,
 )
-from outrider.types import Draft
 
 
+@cache
 def _unsupported_reason(device: torch.device) -> str | None:
     return None if device.type == "cpu" else f"it needs CPU tensors; got {device.type}"
-
-
-def _declines(op: str, *inputs: object) -> str | None:
-    draft = inputs[0]
-    if op == "verify:kseq" and isinstance(draft, Draft) and not kseq.fits(draft):
-        return "a node has placed and drawn children, or draws of several laws"
-    return None
 
 
 BACKEND = Backend(
@@ -44,7 +40,7 @@ BACKEND = Backend(
         "verify:tree": rejection_walk.verify_tree,
         "verify:traversal": traversal.verify,
         "verify:kseq": kseq.verify,
-        "streams": sample.streams,
+        "streams": keys.split,
         "sample": sample.sample,
         "several": sample.several,
         "independent": sample.independent,
@@ -56,5 +52,5 @@ BACKEND = Backend(
         "assisted": law_slices.assisted,
     },
     _unsupported_reason,
-    _declines,
+    {"verify:kseq": kseq.declines},
 )

@@ -19,6 +19,7 @@ from outrider.types import (
     STOP,
     Draft,
     Ends,
+    Laws,
     Scores,
     StepLists,
     StepTensors,
@@ -42,7 +43,8 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     """The tokens of a step and why rows end."""
     if ends.length_B.shape[0] > _FEW_ROWS:
         return walking.commit_tokens(draft, scores, verdict, ends)
-    rows = [_CommittedRow(*row) for row in zip(*(table.tolist() for table in ends), strict=True)]
+    columns = zip(*map(torch.Tensor.tolist, ends), strict=True)
+    rows: list[_CommittedRow] = list(map(_CommittedRow._make, columns))
     counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
     offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
@@ -52,7 +54,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
         tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
     else:
         tops = peaks.logits[:, 0].reshape(len(rows), -1)
-    guesses = _guesses(draft, len(rows))
+    guesses = np.empty((len(rows), 0)) if draft.laws is None else _guesses(draft.laws, len(rows))
     sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())  # nearly always
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = StepLists([], [], [], counts, [], [], [])
@@ -63,7 +65,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
         running = row.reason == RUNNING
         if running and not sound and _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
             reason = FAULT
-        known = [share for share in shares[b] if share == share] if running else []
+        known = shares[b] and [share for share in shares[b] if running and share == share]
         block.tokens.append(tokens)
         block.emitted.append(emitted)
         block.reason.append(reason)
@@ -101,12 +103,12 @@ def _cut(row: _CommittedRow, tokens: list[int]) -> tuple[int, int]:
     return min(emitted, max(room, 0)), reason
 
 
-def _guesses(draft: Draft, rows: int) -> Array:
+def _guesses(laws: Laws, rows: int) -> Array:
     """The largest logits of the draft's laws that may be at fault."""
-    weights = None if draft.laws is None else weights_of(draft.laws)
-    if draft.laws is None or (weights is not None and not weights.fault):
+    weights = weights_of(laws)
+    if weights is not None and not weights.fault:
         return np.empty((rows, 0))
-    return _largest(draft.laws.logits_BRV)
+    return _largest(laws.logits_BRV)
 
 
 def _largest(logits_BRV: torch.Tensor, dead_BR: torch.Tensor | None = None) -> Array:

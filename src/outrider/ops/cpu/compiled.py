@@ -137,25 +137,25 @@ def contenders(logits: Array, inverse: float, key: int) -> Array | None:
 
     Few of them lose: what is then to be computed of the race is a hundredth.
     """
-    if logits.dtype != np.float32 or build.unbuilt() is not None:
+    run = build.optional("outrider_contenders", _RACE) if logits.dtype == np.float32 else None
+    if run is None:
         return None
     row = np.ascontiguousarray(logits)
     found = _places(row.size)
     name = ctypes.c_uint64(key)
-    count = build.function("outrider_contenders", _RACE)(
-        row.size, row.ctypes.data, inverse, ctypes.addressof(name), found.ctypes.data
-    )
+    count = run(row.size, row.ctypes.data, inverse, ctypes.addressof(name), found.ctypes.data)
     return found[:count]
 
 
 def likely(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
     """`outrider.ops.cpu.filters` of rows [R, V], [R, count]; None: not looked for."""
-    if logits.dtype != np.float32 or build.unbuilt() is not None:
+    run = build.optional("outrider_likely", _LIKELY) if logits.dtype == np.float32 else None
+    if run is None:
         return None
     rows = np.ascontiguousarray(logits)
     found = np.empty((len(rows), count), dtype=np.int64)
     least = None if floors is None else np.ascontiguousarray(floors, dtype=np.float32)
-    build.function("outrider_likely", _LIKELY)(
+    run(
         *rows.shape, count, gap, rows.ctypes.data,
         None if least is None else least.ctypes.data, found.ctypes.data,
     )  # fmt: skip

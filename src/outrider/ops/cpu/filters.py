@@ -8,6 +8,7 @@ laws of language models that is a few hundred tokens of the vocabulary. Ties at 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,41 +36,40 @@ class Peaks(NamedTuple):
     logits: Array
 
 
+@dataclass
 class FoundOnce:
     """What a step's target laws are asked for by the rule, what ends rows and the drafter: found in
     one pass over the logits, when somebody asks first. A `Host`."""
 
-    def __init__(self, logits_BRV: Tensor) -> None:
-        self._logits, self._asked = logits_BRV, False
-        self._peaks: Peaks | None = None
+    peaks: Peaks | None = None
+    asked: bool = False  #: whether they were looked for
 
     def stack(self, others: Sequence[Host]) -> Host:
-        """Nothing is known yet of laws put together."""
-        return FoundOnce(self._logits.new_empty(0, 0, 0, dtype=torch.float64))
-
-    def peaks(self) -> Peaks | None:
-        """None: they are not looked for."""
-        if not self._asked:
-            self._asked = True
-            rows = self._logits.detach().numpy().reshape(-1, self._logits.shape[-1])
-            tokens = compiled.likely(rows, None, MOST, math.inf) if rows.size else None
-            if tokens is not None:
-                found = rows[np.arange(len(rows))[:, None], tokens]
-                found[tokens < 0] = -np.inf
-                self._peaks = Peaks(tokens, found)
-        return self._peaks
+        """Nothing is to be known of laws put together."""
+        return FoundOnce(asked=True)
 
 
 def found_once(laws: Laws) -> Laws:
     """As `outrider.ops.reference.draws.found_once`."""
     if laws.logits_BRV.dtype is not torch.float32:
         return laws
-    return laws._replace(host=FoundOnce(laws.logits_BRV))
+    return Laws(*laws[:-1], FoundOnce())
 
 
 def peaks(laws: Laws) -> Peaks | None:
-    """The likeliest tokens, where a step finds them once."""
-    return laws.host.peaks() if isinstance(laws.host, FoundOnce) else None
+    """The likeliest tokens, where a step finds them once; None: they are not looked for."""
+    once = laws.host
+    if not isinstance(once, FoundOnce):
+        return None
+    if not once.asked:
+        once.asked = True
+        rows = laws.logits_BRV.detach().numpy().reshape(-1, laws.logits_BRV.shape[-1])
+        tokens = compiled.likely(rows, None, MOST, math.inf) if rows.size else None
+        if tokens is not None:
+            found = rows[np.arange(len(rows))[:, None], tokens]
+            found[tokens < 0] = -np.inf
+            once.peaks = Peaks(tokens, found)
+    return once.peaks
 
 
 def _among(found: Peaks, laws: Laws, count: int, gap: float) -> Array:

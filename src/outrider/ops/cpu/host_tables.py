@@ -87,14 +87,15 @@ def verdict(
     walks: list[tuple[list[int], int, list[float]]], depth: int, overlaps: str | None
 ) -> Verdict:
     """The verdict from one (path, next token, overlaps) per row; `overlaps` is their dtype."""
-    paths = [path + [-1] * (depth - len(path)) for path, _, _ in walks]
+    paths: list[list[int]] = []
+    counts, following = [], []
     shares = None
+    for path, token, _ in walks:
+        paths.append(path + [-1] * (depth - len(path)))
+        counts.append(len(path))
+        following.append(token)
     if overlaps is not None:
         padded = [shared + [math.nan] * (depth - len(shared)) for _, _, shared in walks]
         shares = torch.from_numpy(np.array(padded, dtype=overlaps))
-    return Verdict(
-        numbers(paths).view(len(walks), depth),
-        numbers([len(path) for path, _, _ in walks]),
-        numbers([token for _, token, _ in walks]),
-        shares,
-    )
+    paths_BD = numbers(paths).view(len(walks), depth)
+    return Verdict(paths_BD, numbers(counts), numbers(following), shares)

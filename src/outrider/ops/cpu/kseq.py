@@ -17,6 +17,13 @@ from outrider.ops.cpu.rejection_walk import RejectionWalk
 from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 
+def declines(draft: Draft, scores: Scores, draws: Draws) -> str | None:
+    """Why it does not take a draft; None: it does."""
+    if fits(draft):
+        return None
+    return "a node has placed and drawn children, or draws of several laws"
+
+
 def fits(draft: Draft) -> bool:
     """Whether all draws of a node are independent and of one law, or all its children placed."""
     if draft.laws is None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.noise import Purpose
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
 from outrider.ops.cpu.host_tables import Array
@@ -30,11 +29,6 @@ from outrider.ops.cpu.law_slices import (
 from outrider.ops.reference import draws as reference
 from outrider.ops.reference.probs import hot as hot_rows
 from outrider.types import Laws
-
-
-def streams(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> Tensor:
-    """`count` keys of each row, [B, count]."""
-    return keys.split(seed_B, position_B, purpose, count)
 
 
 def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Laws]:

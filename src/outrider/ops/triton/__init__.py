@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from outrider.ops.backend import Backend
+from outrider.ops.backend import Backend, Operation
 from outrider.ops.triton import block, chain, floors, match, sample, traversal, tree
 from outrider.types import Draft, Laws, Scores
 
@@ -27,7 +27,7 @@ def _unsupported_reason(device: torch.device) -> str | None:
     return f"Triton {triton.__version__} needs CUDA tensors; got {device.type}"
 
 
-def _declines(op: str, *inputs: object) -> str | None:
+def _declines(*inputs: object) -> str | None:
     for each in inputs:
         laws = each.laws if isinstance(each, Scores) else each
         logits = laws.logits_BRV if isinstance(laws, Laws) else laws
@@ -42,18 +42,14 @@ def _declines(op: str, *inputs: object) -> str | None:
     return None
 
 
-BACKEND = Backend(
-    "triton",
-    {
-        "verify:chain": chain.verify,
-        "verify:block": block.verify,
-        "verify:match": match.verify,
-        "verify:tree": tree.verify,
-        "verify:traversal": traversal.verify,
-        "sample": sample.sample,
-        "several": sample.several,
-        "floors": floors.floors,
-    },
-    _unsupported_reason,
-    _declines,
-)
+_OPS: dict[str, Operation] = {
+    "verify:chain": chain.verify,
+    "verify:block": block.verify,
+    "verify:match": match.verify,
+    "verify:tree": tree.verify,
+    "verify:traversal": traversal.verify,
+    "sample": sample.sample,
+    "several": sample.several,
+    "floors": floors.floors,
+}
+BACKEND = Backend("triton", _OPS, _unsupported_reason, dict.fromkeys(_OPS, _declines))
