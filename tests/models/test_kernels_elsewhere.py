@@ -135,7 +135,8 @@ def again(recorded, tmp_path, library, driver, *through):
     recorded.write(calls)
     subprocess.run([*map(str, (*through, driver, library, calls, out))], check=True)
     counts = recorded.compared(out)
-    each = "reach attend norm gate cross int8 packed_chunk packed_layout packed_linear packed_rows"
+    each = "reach factors attend norm gate cross int8 packed_layout packed_linear packed_rows"
+    each += " llama decoder"
     assert set(counts) == {f"outrider_{name}" for name in each.split()}
     assert all(counts.values())
 
