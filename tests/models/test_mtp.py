@@ -347,7 +347,7 @@ def test_several_layers_of_a_checkpoint_are_read(tmp_path, monkeypatch):
     assert decode(speculator.engine, PROMPTS[:2], sampling, StopConditions(12))[0] == own
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1), (2, 1)])
 def test_chained_layers_are_a_drafter_like_others(counts):
     model = testing.llama()

@@ -372,7 +372,7 @@ def parallel(device):
     return ParallelDraftingHead(head, head, MASK, DEPTH)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", ["peagle", "dspark", "domino"])
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1)])
 def test_they_are_drafters_like_others(kind, counts):
@@ -381,7 +381,7 @@ def test_they_are_drafters_like_others(kind, counts):
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_every_head_beside_copies(kind):
     """`either`: what has paid drafts, row by row, and no text depends on it."""

@@ -43,7 +43,7 @@ def test_masks_say_tokens_further_on(counts):
                     assert torch.allclose(law, expected[depth], atol=1e-4)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1)])
 def test_it_is_a_drafter_like_others(counts):
     testing.check_drafter(lambda model: DraftModel(drafting(model.device), counts))

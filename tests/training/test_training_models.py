@@ -114,6 +114,7 @@ def test_pieces_of_a_step_cover_it_once(monkeypatch):
         loop.check_split(12, 8)
 
 
+@pytest.mark.exhaustive
 def test_own_loops_are_renewed_with_each_checkpoint_and_after_a_restart(tmp_path):
     corpus = np.random.default_rng(1).integers(0, 61, 9000).astype(np.uint16)
     for name in ("train", "library", "heldout"):
