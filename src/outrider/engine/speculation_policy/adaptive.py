@@ -317,7 +317,10 @@ def _jointly(
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
-    best, reading = _best(total, prices, rate, _dared(rows[0], memories)), rate * state.reading
+    best, reading = (
+        _best(total, prices, rate, _dared(state, rows[0], memories)),
+        rate * state.reading,
+    )
     if best >= 0 and reading:
         each = 1 + total[best] / len(rows)
         worth = total[best] - rate * prices.more[best]
@@ -381,7 +384,7 @@ def _apart(
     for row, memory, gain in zip(state.view.rows, memories, gains, strict=True):
         full = state.prices.of(most, row.length)
         share = StepPrices(full.plain / most, tuple(more / most for more in full.more))
-        best = _best(gain, share, memory.speed / share.plain, _dared(row, [memory]))
+        best = _best(gain, share, memory.speed / share.plain, _dared(state, row, [memory]))
         if best >= 0:
             memory.wait.reset()
         elif row.foresee is None:
@@ -400,14 +403,15 @@ def _apart(
     return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in asked))
 
 
-def _dared(row: PlannedRow, memories: Sequence[RowMemory]) -> float:
+def _dared(state: AdaptiveState, row: PlannedRow, memories: Sequence[RowMemory]) -> float:
     """Plain steps that a draft may take longer: what drafts have brought of late, and DARE more.
 
-    Other texts' odds are a guess of this one's. Where nodes are dear, as behind long texts, a deep
-    draft would be a bet on their being alike, and a short one tells as much of it. Who foresees
-    has read the text itself.
+    Other texts' odds are a guess of this one's where text is copied. Where nodes are dear, as
+    behind long texts, a deep draft would be a bet on their being alike, and a short one tells as
+    much of it. Who foresees has read the text itself, and so has a draft model that reads prompts:
+    it is about as good everywhere, and short drafts would not bring back what reading took.
     """
-    if row.foresee is not None:
+    if row.foresee is not None or state.costs.reading:
         return inf
     return DARE + sum(memory.tokens - memory.time for memory in memories) / len(memories)
 
