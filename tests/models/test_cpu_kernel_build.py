@@ -21,10 +21,7 @@ from outrider.models.cpu_kernels import (
     build,
     build_process,
     cross_attention,
-    int8,
-    layer_kernels,
     prebuilt,
-    tile_kernels,
 )
 from outrider.testing import models
 
@@ -113,22 +110,6 @@ def test_one_changed_file_is_compiled_alone(fresh, tmp_path):
         log.unlink()
     assert sorted(ran[0]) == sorted(build.SOURCES)
     assert ran[1:] == [["int8.c"], ["int8.c"]]  # which reads the header; the others do not
-
-
-LEVELS = isa.of_family(isa.family())
-
-
-@needs_cc
-@pytest.mark.parametrize(
-    "level",
-    [*(pytest.param(each, marks=pytest.mark.exhaustive) for each in LEVELS[:-1]), LEVELS[-1]],
-)
-def test_every_level_is_accepted_by_a_compiler_whatever_this_processor_has(level, tmp_path):
-    for name, text in build.TEXTS.items():
-        (tmp_path / name).write_text(text)
-    command = ["cc", *build.FLAGS, *level.options, "-Werror", "-fsyntax-only", *build.SOURCES]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert not said.returncode, said.stderr
 
 
 @needs_cc
@@ -404,19 +385,6 @@ def test_a_function_is_not_called_with_other_arguments(fresh):
     with pytest.raises(TypeError, match=r"added takes \(c_long\), and would be given \(c_float\)"):
         build.function("added", (ctypes.c_float,))
     assert build.function("added", WHOLE)(1) == 2
-
-
-def test_every_function_is_called_as_its_source_declares():
-    for name, types in (
-        ("outrider_cross", cross_attention._CROSS),
-        ("outrider_int8", int8._PRODUCT),
-        ("outrider_tiles", tile_kernels._PRODUCT),
-    ):
-        assert build.argument_types(name, build.TEXTS) == types
-        assert build.argument_types(name, build.TEXTS) != types[1:]
-    fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["attend.h"])[1]
-    fields = re.sub(r"/\*.*?\*/|int64_t|\s", "", fields).replace(";", ",").strip(",").split(",")
-    assert [(name, ctypes.c_int64) for name in fields] == layer_kernels._AttentionSizes._fields_
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Compiled kernels compute what stands between a Llama's products, rows alike in every call."""
 
+import ctypes
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,13 @@ from torch.nn import functional as F
 
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.cache import SlotCache
-from outrider.models.cpu_kernels import build, layer_kernels, tile_kernels
+from outrider.models.cpu_kernels import (
+    build,
+    cross_attention,
+    int8,
+    layer_kernels,
+    tile_kernels,
+)
 from outrider.models.prefill import causal
 from outrider.testing import models
 from outrider.types import Nodes
@@ -342,3 +350,16 @@ def test_what_does_not_fit_runs_torchs_operators_and_says_so(model, why):
     means = LlamaRunner(model(), False).means
     assert means.startswith("a lean decoder, torch's operators: ")
     assert why in means
+
+
+def test_every_function_is_called_as_its_source_declares():
+    for name, types in (
+        ("outrider_cross", cross_attention._CROSS),
+        ("outrider_int8", int8._PRODUCT),
+        ("outrider_tiles", tile_kernels._PRODUCT),
+    ):
+        assert build.argument_types(name, build.TEXTS) == types
+        assert build.argument_types(name, build.TEXTS) != types[1:]
+    fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["attend.h"])[1]
+    fields = re.sub(r"/\*.*?\*/|int64_t|\s", "", fields).replace(";", ",").strip(",").split(",")
+    assert [(name, ctypes.c_int64) for name in fields] == layer_kernels._AttentionSizes._fields_

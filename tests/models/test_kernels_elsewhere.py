@@ -30,6 +30,7 @@ WANTED = "needs ziglang (the extra 'build')"
 WANTED_ELSEWHERE = (
     f"{WANTED} and qemu with aarch64's C library (Debian: qemu-user, libc6-arm64-cross)"
 )
+LEVELS = isa.of_family(isa.family())
 needs_zig = pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason=WANTED)
 
 
@@ -167,6 +168,19 @@ def test_shipped_libraries_have_the_bits_of_the_one_made_here(tool, recorded, tm
     platform = tool.PLATFORMS["linux-x86_64"]
     for level in here.intersection(platform.levels):
         again(recorded, tmp_path, *made(tool, tmp_path, platform, level))
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")
+@pytest.mark.parametrize(
+    "level",
+    [*(pytest.param(each, marks=pytest.mark.exhaustive) for each in LEVELS[:-1]), LEVELS[-1]],
+)
+def test_every_level_is_accepted_by_a_compiler_whatever_this_processor_has(level, tmp_path):
+    for name, text in build.TEXTS.items():
+        (tmp_path / name).write_text(text)
+    command = ["cc", *build.FLAGS, *level.options, "-Werror", "-fsyntax-only", *build.SOURCES]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert not said.returncode, said.stderr
 
 
 @needs_zig

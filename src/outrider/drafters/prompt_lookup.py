@@ -44,7 +44,7 @@ def runs(corpus_BC: Tensor, context: Context, most: int) -> Tensor:
     0 where nothing follows that could be copied.
     """
     last = context.length_B[:, None] - 1
-    run = torch.zeros_like(corpus_BC, dtype=torch.int16)
+    run = torch.zeros_like(corpus_BC, dtype=torch.int32)
     alive = torch.nn.functional.pad(corpus_BC[:, 1:] >= 0, (0, 1))
     for back in range(min(most, context.bound)):
         want = context.tokens_BL.gather(1, (last - back).clamp(min=0))

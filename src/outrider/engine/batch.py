@@ -311,10 +311,7 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
 
 def _shaping(target: LanguageModel, requests: Sequence[Request]) -> Shaping | None:
     """What shapes the rows' logits, None if nothing does."""
-    for request in requests:
-        if request.sampling.shapes:
-            break
-    else:
+    if not any(request.sampling.shapes for request in requests):
         return None
     return logits_processors.build(
         [request.sampling for request in requests],

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider import arguments
+from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed
@@ -50,7 +50,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import Draft, DraftShape, DrawKind, Scores, StepTensors, Verdict
+from outrider.types import Draft, DraftShape, Scores, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -141,14 +141,14 @@ class EngineRun(Iterator[StepOutput]):
         )
         numbers = []
         for request, sampling in zip(requests, settings, strict=True):
-            if sampling.temperature:
-                self.rule, self._graphed = self.engine.choose_rule("some"), None
             if sampling.seed is None:
                 sampling = replace(sampling, seed=fresh_seed())
             if sampling is not request.sampling:
                 request = replace(request, sampling=sampling)
             numbers.append(self._requests.add(request))
         self._scheduler.queue.waiting += numbers
+        if any(sampling.temperature for sampling in settings):
+            self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
 
     def close(self) -> None:
@@ -387,14 +387,8 @@ class EngineRun(Iterator[StepOutput]):
 
     def _free(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
-        if not self.rule.exact:
-            return False
-        if DrawKind.COUPLED in self.rule.kinds:  # texts follow from their seeds alone
-            return True
-        for request in requests:
-            if request.sampling.temperature:
-                return False
-        return True
+        greedy = all(request.sampling.temperature == 0 for request in requests)
+        return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""

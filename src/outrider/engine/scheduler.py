@@ -376,10 +376,11 @@ class Scheduler:
             return False
         prompts: list[tuple[int, ...]] = []
         for request in self.requests(ahead):
-            if request.media is not None and prompts:
+            alone = request.media is not None  # who has images is read so
+            if alone and prompts:
                 break
             prompts.append(request.key)
-            if request.media is not None:  # who has images is read alone
+            if alone:
                 break
         ahead = ahead[: len(prompts)]
         some: Sequence[int] = range(len(ahead))

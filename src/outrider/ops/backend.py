@@ -100,11 +100,10 @@ def chosen(device: torch.device) -> str:
 def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     """The code of the backend in charge for these inputs, or None where the reference runs.
 
-    The first input says on which device: a tensor, or a table whose first one lies there. `insist`:
-    an explicit choice that cannot take the inputs is an error.
+    The first input says on which device. `insist`: an explicit choice that cannot take the inputs
+    is an error.
     """
-    first = inputs[0]
-    device = (first[0] if isinstance(first, tuple) else first).device
+    device = inputs[0].device
     asked = _override.get() or _ENVIRONMENT
     name = asked or _automatic(device.type)
     if name == "reference":

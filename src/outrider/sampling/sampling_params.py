@@ -102,10 +102,10 @@ class SamplingParams:
         )
 
     def __post_init__(self) -> None:
-        for name, (what, do, least, most) in _NUMBERS.items():
+        for name, (what, do, off, least, most) in _NUMBERS.items():
             given = vars(self)[name]
             value = arguments.number(name, given, what, do)
-            if not least <= value <= most and not (name == "temperature" and value == 0):
+            if value != off and not least <= value <= most:
                 arguments.refuse(name, what, given, do)
             object.__setattr__(self, name, value)
         sizes = dict.fromkeys(("top_k", *_SIZES), 0)
@@ -147,20 +147,23 @@ class SamplingParams:
 #: Whole numbers beside `top_k` that 0 switches off.
 _SIZES = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
 _ABOVE_0 = math.ulp(0.0)  #: the least number above 0
-_PENALTY = ("a finite number that float32 holds", "use 0 to switch it off", -MOST, MOST)
-#: What each number must be, what to do about another one, the least and the largest that fit.
-_NUMBERS: dict[str, tuple[str, str, float, float]] = {
+_PENALTY = ("a finite number that float32 holds", "use 0 to switch it off", 0, -MOST, MOST)
+#: What each number must be, what to do about another one, the value that is off and always fits,
+#: and the least and the largest of the others.
+_NUMBERS: dict[str, tuple[str, str, float, float, float]] = {
     "temperature": (
         f"0, or a finite number of at least {LEAST_TEMPERATURE:g}",
         "use 0 for greedy decoding",
+        0,
         LEAST_TEMPERATURE,
         sys.float_info.max,
     ),
-    "top_p": ("a number in (0, 1]", "use 1 to switch it off", _ABOVE_0, 1),
-    "min_p": ("a number in [0, 1]", "use 0 to switch it off", 0, 1),
+    "top_p": ("a number in (0, 1]", "use 1 to switch it off", 1, _ABOVE_0, 1),
+    "min_p": ("a number in [0, 1]", "use 0 to switch it off", 0, 0, 1),
     "repetition_penalty": (
         "a positive number that float32 holds",
         "use 1 to switch it off",
+        1,
         _LEAST,
         MOST,
     ),

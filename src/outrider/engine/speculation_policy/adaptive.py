@@ -201,9 +201,7 @@ class Adaptive:
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
         rows = view.rows
-        state.view, state.context = view, 0
-        for row in rows:
-            state.context = max(state.context, row.length)
+        state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts or (view.dropped and view.free):
             return state.plain
         if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
@@ -266,11 +264,8 @@ class Adaptive:
             if block.finish_reason is not None:
                 del state.rows[block.row]
                 if view.free:
-                    wrote = len(block.token_ids)
-                    for row in view.rows:
-                        if row.number == block.row:
-                            wrote += row.length - len(row.request.prompt)
-                    state.credit.ended(wrote)
+                    wrote = {row.number: row.length - len(row.request.prompt) for row in view.rows}
+                    state.credit.ended(wrote.get(block.row, 0) + len(block.token_ids))
         if view.free and step.milliseconds is not None:
             prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
@@ -317,10 +312,8 @@ def _jointly(
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
-    best, reading = (
-        _best(total, prices, rate, _dared(state, rows[0], memories)),
-        rate * state.reading,
-    )
+    best = _best(total, prices, rate, _dared(state, rows[0], memories))
+    reading = rate * state.reading
     if best >= 0 and reading:
         each = 1 + total[best] / len(rows)
         worth = total[best] - rate * prices.more[best]
@@ -406,10 +399,9 @@ def _apart(
 def _dared(state: AdaptiveState, row: PlannedRow, memories: Sequence[RowMemory]) -> float:
     """Plain steps that a draft may take longer: what drafts have brought of late, and DARE more.
 
-    Other texts' odds are a guess of this one's where text is copied. Where nodes are dear, as
-    behind long texts, a deep draft would be a bet on their being alike, and a short one tells as
-    much of it. Who foresees has read the text itself, and so has a draft model that reads prompts:
-    it is about as good everywhere, and short drafts would not bring back what reading took.
+    Of copies other texts' odds are a guess, and behind long texts, where nodes are dear, a deep
+    draft would bet on it. Who foresees has read the text itself; a draft model that reads prompts
+    is about as good everywhere, and short drafts would not bring back what reading took.
     """
     if row.foresee is not None or state.costs.reading:
         return inf

@@ -65,7 +65,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
         running = row.reason == RUNNING
         if running and not sound and _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
             reason = FAULT
-        known = shares[b] and [share for share in shares[b] if running and share == share]
+        known = [share for share in shares[b] if share == share] if running else []
         block.tokens.append(tokens)
         block.emitted.append(emitted)
         block.reason.append(reason)

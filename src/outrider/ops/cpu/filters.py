@@ -53,7 +53,7 @@ def found_once(laws: Laws) -> Laws:
     """As `outrider.ops.reference.draws.found_once`."""
     if laws.logits_BRV.dtype is not torch.float32:
         return laws
-    return Laws(*laws[:-1], FoundOnce())
+    return laws._replace(host=FoundOnce())
 
 
 def peaks(laws: Laws) -> Peaks | None:
