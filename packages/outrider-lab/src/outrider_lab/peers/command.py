@@ -169,6 +169,7 @@ def peers(
     settings: Row = {
         "cores": list(cores),
         "tokens": 32 if quick else asked.new_tokens,
+        "limit": 1 if quick else asked.limit,
         "caps": page.capped(),
         "dtype": asked.dtype,
         "versions": there,
