@@ -195,7 +195,7 @@ def marked(table: list[dict[str, Any]]) -> list[str]:
 
 def draw(table: list[dict[str, Any]], path: Path) -> None:
     """Milliseconds a token and row by length, and beside plain decoding."""
-    from outrider.cli import drawing
+    from outrider_lab import drawing
 
     counts = sorted({one["rows"] for one in table})
     figure, axes = drawing.panels(2, len(counts), (3.4 * len(counts), 5.6))

@@ -12,10 +12,10 @@ import typer
 
 from outrider import arguments
 from outrider.cli.console import Show, bar
-from outrider.cli.drawing import pyplot
 from outrider.cli.gathered import gathered
 from outrider.errors import ConfigurationError
 from outrider_lab.certify.report import Row
+from outrider_lab.drawing import pyplot
 from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 from outrider_lab.papers.record import Store, console, folder, table

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outrider.cli import drawing
+from outrider_lab import drawing
 from outrider_lab.bench import machine
 from outrider_lab.certify.report import Row
 from outrider_lab.peers.engines import CAPS
