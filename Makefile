@@ -15,6 +15,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What is distributed beside the core.
 PACKAGES := $(wildcard packages/*)
+# Of these, what stands in another engine, which is large: its tests need no more than our part.
+ENGINES := packages/outrider-ray packages/outrider-vllm
 
 # Idle OpenMP threads that spin steal the time of the thread that works.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -68,7 +70,9 @@ $(STAMP): pyproject.toml constraints.txt $(PACKAGES:%=%/pyproject.toml)
 	  $(PIP) install --quiet -c constraints.txt torch --index-url "$(TORCH_INDEX)"; \
 	fi
 	@echo "Installing outrider and its pinned dependencies into $(VENV) (minutes the first time) ..."
-	@$(PIP) install --quiet -c constraints.txt -e '.[dev]' $(PACKAGES:%=-e ./%)
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev]' \
+	  $(patsubst %,-e ./%,$(filter-out $(ENGINES),$(PACKAGES)))
+	@$(PIP) install --quiet --no-deps $(ENGINES:%=-e ./%)
 	@touch $(STAMP)
 
 demo: $(STAMP)

@@ -13,6 +13,8 @@ import pytest
 
 import outrider
 import outrider_lab
+import outrider_ray
+import outrider_vllm
 from outrider.models import calibrate
 from outrider.models.calibrate import Calibration, Setting
 
@@ -56,9 +58,9 @@ def test_the_version_is_the_projects():
 
 def modules():
     """Every module that can be imported without a GPU or an extra."""
-    for folder, package in ((ROOT, "outrider."), (LAB, "outrider_lab.")):
-        for found in pkgutil.walk_packages([str(folder)], package):
-            if not re.search(r"triton|baselines|__main__|\.ray", found.name):
+    for package in (outrider, outrider_lab, outrider_ray, outrider_vllm):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not re.search(r"triton|baselines|__main__", found.name):
                 yield found.name
 
 
@@ -78,7 +80,7 @@ def test_examples_in_docstrings(name):
     except ModuleNotFoundError as error:
         if error.name != "ray":  # a fleet's modules are imported by nothing else
             raise
-        pytest.skip("Ray is not installed: pip install 'outrider[ray]'")
+        pytest.skip("Ray is not installed: pip install outrider-ray")
     assert doctest.testmod(module).failed == 0
 
 

@@ -52,8 +52,6 @@ HOMES = {
     "starlette": {"server"},
     "pydantic": {"server"},
     "llguidance": {"server"},
-    "ray": {"server", "stochastic"},
-    "vllm": {"integrations"},
     "uvicorn": {"server"},
     "prometheus_client": {"server"},
 }
@@ -140,7 +138,7 @@ def test_third_parties_stay_where_they_belong():
 
 
 #: Distributions of their own, and what they may not lean on: what stands on everything else.
-BESIDE = ("outrider_lab", "outrider_pair")
+BESIDE = ("outrider_lab", "outrider_pair", "outrider_ray", "outrider_vllm", "ray", "vllm")
 PROJECT = ROOT.parent.parent
 
 

@@ -235,7 +235,7 @@ def speculate(
     rule, rule_options         as for text: the usual one is block verification, in trees traversal;
               of a continuum "rejection"
     shared_noise   outcomes are a function of the seed, whatever g proposes (V outcomes only)
-    executor  of `concurrent.futures`, or `stochastic.RayExecutor()`: f is called there with
+    executor  of `concurrent.futures`, or `outrider_ray.RayExecutor()`: f is called there with
               `states_per_call` states a call, and a round may take `timeout` seconds
 
     An outcome that g never proposes and f has comes from the residual; one that f never has is
