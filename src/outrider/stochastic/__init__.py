@@ -10,8 +10,7 @@ one call, and keeps what the rules of `outrider.verifiers` (or, for densities, o
 
 outcomes        what g has run ahead, and outcomes out of 0 .. V - 1 by the rules of tokens
 continuous      outcomes out of a continuum: rejection and block verification by densities
-laws            what f and g return, checked
-calls           f and g on many states: here, in a pool of `concurrent.futures` or another executor
+laws            f and g on many states, here or in an executor; what they return, checked
 rounds          `speculate`, the loop
 """
 

@@ -13,7 +13,7 @@ from outrider.models.config import found
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import RequestStats
 from outrider.stochastic import continuous, laws, outcomes
-from outrider.stochastic.calls import BatchedFunction
+from outrider.stochastic.laws import BatchedFunction
 from outrider.stochastic.outcomes import Place, Proposal, RoundVerdict
 from outrider.tree import branching as tree_of
 from outrider.tree import children
