@@ -46,7 +46,6 @@ HOMES = {
     "triton": {"ops"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"cli"},
     "soundfile": {"speech"},
     "fastapi": {"server"},
     "starlette": {"server"},
@@ -152,7 +151,7 @@ def test_the_core_imports_no_other_distribution():
 
 
 #: Of the command line: what the commands of any distribution print with, and read options by.
-SHARED_BY_COMMANDS = {"console", "drawing", "gathered", "options", "timeline"}
+SHARED_BY_COMMANDS = {"console", "gathered", "options"}
 
 
 def test_the_lab_stands_on_the_core_and_not_on_its_doors():

@@ -17,10 +17,15 @@ from gpu_stages.card import Card
 from gpu_stages.plan import Failed, Item
 from outrider import SamplingParams, Speculator, Stop, drafters, verifiers
 from outrider.shipped import shipped
-from outrider_lab.tasks.prompts import tasks, token_ids
+from outrider_lab.tasks.prompts import KINDS, tasks, token_ids
 
 BATCHES = (1, 8, 24)
 ARMS = ("plain", "lookup", "draft", "transformers", "transformers, prompt lookup")
+#: Of the last answer's statistics: what explains a speed.
+KEPT = (
+    "mean_acceptance_length", "captures", "replays", "sizes", "predicted_ms", "measured_ms",
+    "prefill_ms", "why_eager", "why_plain", "why_dropped",
+)  # fmt: skip
 #: What a token of ours may lack to transformers' best one: a near tie is one of both.
 LACKS = 1e-2
 
@@ -119,12 +124,15 @@ def seeded(loaded: Loaded) -> dict[str, Any]:
 
 
 def speed(loaded: Loaded, arm: str, batch: int) -> dict[str, Any]:
-    """Tokens per second of all prompts in turn, so many at a time, by kind where each is alone."""
+    """Tokens per second of all prompts in turn, so many at a time, by kind where each is alone.
+
+    transformers writes one prompt of each kind alone, as it takes ten times as long.
+    """
     tokens, size = loaded.card.pick(128, 6), {"arm": arm, "batch": batch}
     speculator = loaded.arms.get(arm)
     if speculator is None and not arm.startswith("transformers"):
         return size | {"absent": "no draft was given"}
-    prompts = loaded.prompts
+    prompts = loaded.prompts if speculator or batch > 1 else loaded.prompts[: len(KINDS)]
     groups = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
     run = _ours(speculator, tokens) if speculator else _theirs(loaded, arm, tokens)
     for group in groups[:2]:
@@ -150,8 +158,7 @@ Run = Callable[[list[list[int]]], tuple[int, dict[str, Any]]]
 def _ours(speculator: Speculator, tokens: int) -> Run:
     def run(prompts: list[list[int]]) -> tuple[int, dict[str, Any]]:
         made = speculator.generate(prompts, SamplingParams(0), Stop(tokens, token_ids=()))
-        kept = "mean_acceptance_length", "captures", "replays", "why_eager", "prefill_ms"
-        return made.stats.new_tokens, {name: getattr(made.stats, name) for name in kept}
+        return made.stats.new_tokens, {name: getattr(made.stats, name) for name in KEPT}
 
     return run
 

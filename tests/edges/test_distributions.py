@@ -18,6 +18,7 @@ import outrider as package
 from outrider import shipped as module
 from outrider.cli import batch
 from outrider.cli.commands import GROUP, register
+from outrider.cli.generate import PICTURES
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.shipped import DRAFTS, is_shipped, shipped
 
@@ -138,6 +139,17 @@ def test_batches_on_ray_say_what_they_miss(outrider, monkeypatch, tmp_path, foun
     told = " ".join(err.split())
     assert code == 2
     assert (f"a-lab ({value}), b-lab ({value})" if found else "pip install outrider-ray") in told
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_timeline_is_drawn_by_the_lab(outrider, monkeypatch, tmp_path, there):
+    told = tomllib.loads((LAB / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
+    point = metadata.EntryPoint("timeline", told[PICTURES]["timeline"], PICTURES)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if there else [])
+    (tmp_path / "file").write_text("")
+    code, _, err = outrider("generate", "x", "--timeline", tmp_path / "file" / "x.svg")
+    assert code == 2
+    assert ("needs outrider-lab" if not there else "the document needs a file") in err
 
 
 def test_without_ray_its_workers_say_so(monkeypatch):
