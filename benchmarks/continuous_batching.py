@@ -65,7 +65,7 @@ def told_of(
     """One arm, by its processor seconds of `count` tokens in each round, and plain's."""
     over = [a / b for a, b in zip(plain, took, strict=True)]
     return {
-        "arm": name,
+        "engine": name,
         "ms a token": 1e3 * sum(took) / len(took) / count,
         "times plain": f"{sum(over) / len(over):.3f} [{min(over):.3f}, {max(over):.3f}]",
         "texts equal": same,

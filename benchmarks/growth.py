@@ -229,7 +229,7 @@ def tables(table: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
                 {
                     "tokens of context": one["length"],
                     "MB read": one["bytes"] // 1_000_000,
-                    "arm": name,
+                    "engine": name,
                     "ms a step": told["step"],
                     "of it outside the target": told["outside"],
                     "tokens a row": told["tokens"] / one["rows"],

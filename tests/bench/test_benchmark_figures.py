@@ -74,7 +74,7 @@ def test_growth_marks_what_grows_faster_than_bytes_and_what_loses():
 def test_continuous_batching_tells_milliseconds_a_token_beside_plain():
     told = continuous_batching.told_of("planned", [2.0, 4.0], [4.0, 4.0], 100, True, {3: 4, 1: 2})
     assert told == {
-        "arm": "planned",
+        "engine": "planned",  # as the page draws it
         "ms a token": 30,
         "times plain": "1.500 [1.000, 2.000]",
         "texts equal": True,
