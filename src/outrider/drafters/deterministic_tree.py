@@ -94,7 +94,10 @@ def trees(grown: Sequence[HostTree], kind: DrawKind) -> Draft:
 
 def committed(draft: Draft, verdict: Verdict) -> list[list[int]]:
     """What a verdict adds to every row: the drafted tokens that it keeps, and the one after."""
-    tokens, following = draft.tokens_BN.tolist(), verdict.next_B.tolist()
+    following = verdict.next_B.tolist()
+    if not verdict.path_BD.shape[1]:
+        return [[token] for token in following]
+    tokens = draft.tokens_BN.tolist()
     paths, counts = verdict.path_BD.tolist(), verdict.count_B.tolist()
     return [
         [*(drafted[node] for node in path[:count]), token]
@@ -105,6 +108,8 @@ def committed(draft: Draft, verdict: Verdict) -> list[list[int]]:
 def bigrams(draft: Draft) -> list[list[tuple[int | None, int]]]:
     """For every node that a row has: the token above it (the pending one: None), and its own."""
     tokens, parents = draft.tokens_BN.tolist(), draft.tree.parent_BN.tolist()
+    if draft.tree.nodes == 1:
+        return [[(None, token)] for (token,) in tokens]
     counts = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
     parents *= len(tokens) // len(parents)  # a topology may be shared,
     counts *= len(tokens) // len(counts)  # and what is there of it

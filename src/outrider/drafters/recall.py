@@ -350,19 +350,31 @@ class Recall:
         best = ops.likely(scores.laws, WIDTH, GAP).tolist()
         bigrams = deterministic_tree.bigrams(draft)
         added = deterministic_tree.committed(draft, verdict)
-        paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
-        parents *= len(added) // len(parents)  # a topology may be shared
-        each = zip(memory.rows, added, bigrams, best, paths, parents, strict=True)
-        for row, tokens, nodes, likely, path, above in each:
-            found = [[x for x in some if x >= 0] for some in likely[: len(nodes)]]
+        each = zip(memory.rows, added, bigrams, best, strict=True)
+        refused = _refused(draft, verdict, bigrams) if draft.tree.max_depth else None
+        for at, (row, tokens, nodes, likely) in enumerate(each):
             text = row.text.tokens
             before = text[-2] if len(text) > 1 else -1
             row.read(tokens)
+            found = [[x for x in some if x >= 0] for some in likely[: len(nodes)]]
             for (parent, token), some in zip(nodes, found, strict=True):
                 row.after.keep(before if parent is None else parent, token, some)
-            last = path[len(tokens) - 2] if len(tokens) > 1 else 0
-            refused = (at for at in range(last + 1, len(found)) if above[at] == last)
-            row.instead = next((found[at] for at in refused), ())
+            if refused is not None and refused[at]:
+                row.instead = found[refused[at]]
+
+
+def _refused(draft: Draft, verdict: Verdict, nodes: Sequence[Sequence[object]]) -> list[int]:
+    """Of every row the first node that was refused in the pending token's place, 0 for none."""
+    paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
+    parents *= len(nodes) // len(parents)  # a topology may be shared
+    found = []
+    for path, above, own, count in zip(
+        paths, parents, nodes, verdict.count_B.tolist(), strict=True
+    ):
+        last = path[count - 1] if count else 0
+        refused = (at for at in range(last + 1, len(own)) if above[at] == last)
+        found.append(next(refused, 0))
+    return found
 
 
 @lru_cache(maxsize=64)

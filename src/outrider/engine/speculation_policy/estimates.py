@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from math import exp, log
 from operator import mul
-from statistics import geometric_mean, median
+from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from outrider.costs import Costs, between
@@ -60,7 +61,7 @@ class CostModel:
             self.deepest, self._nodes = before.deepest, before._nodes
             self._contexts, self._lines = before._contexts, before._lines
         self._known: dict[tuple[int, int, bool], StepPrices] = {}
-        self._near: deque[float] = deque(maxlen=NEAR)
+        self._near: deque[float] = deque(maxlen=NEAR)  #: logarithms
         self._by_size: dict[tuple[int, int], deque[float]] = {}
         self._factor: dict[tuple[int, int], float] = {}
         self._count = 0
@@ -120,12 +121,15 @@ class CostModel:
         """A step of this size took so long; 0 tells nothing: what was read took it all."""
         if not milliseconds:
             return
-        ratio = milliseconds / self.step(nodes, rows, context)
-        if self._near:
+        ratio = log(milliseconds / self.step(nodes, rows, context))
+        near = self._near
+        if near:
             size = rows.bit_length(), nodes
-            sizes = self._by_size.setdefault(size, deque(maxlen=RECENT))
-            sizes.append(ratio / geometric_mean(self._near))
-        self._near.append(ratio)
+            sizes = self._by_size.get(size)
+            if sizes is None:
+                sizes = self._by_size[size] = deque(maxlen=RECENT)
+            sizes.append(exp(ratio - sum(near) / len(near)))
+        near.append(ratio)
         self._count += 1
         if not self._count % ENOUGH:
             self._correct()
