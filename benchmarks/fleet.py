@@ -84,7 +84,7 @@ def streams(args):
     import ray
     from ray import serve
 
-    from outrider.server.ray.replicas import ReplicaConfig, application
+    from outrider_ray.replicas import ReplicaConfig, application
 
     started = time.perf_counter()
     with two_nodes() as address:

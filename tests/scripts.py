@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCES = os.pathsep.join(map(str, (ROOT / "src", ROOT / "packages/outrider-lab/src")))
+PACKAGES = [ROOT / "packages" / f"outrider-{name}" / "src" for name in ("lab", "ray", "vllm")]
+SOURCES = os.pathsep.join(map(str, (ROOT / "src", *PACKAGES)))
 
 
 def run(python, script, *words):

@@ -46,14 +46,11 @@ HOMES = {
     "triton": {"ops"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"cli"},
     "soundfile": {"speech"},
     "fastapi": {"server"},
     "starlette": {"server"},
     "pydantic": {"server"},
     "llguidance": {"server"},
-    "ray": {"server", "stochastic"},
-    "vllm": {"integrations"},
     "uvicorn": {"server"},
     "prometheus_client": {"server"},
 }
@@ -140,7 +137,7 @@ def test_third_parties_stay_where_they_belong():
 
 
 #: Distributions of their own, and what they may not lean on: what stands on everything else.
-BESIDE = ("outrider_lab", "outrider_pair")
+BESIDE = ("outrider_lab", "outrider_pair", "outrider_ray", "outrider_vllm", "ray", "vllm")
 PROJECT = ROOT.parent.parent
 
 
@@ -154,7 +151,7 @@ def test_the_core_imports_no_other_distribution():
 
 
 #: Of the command line: what the commands of any distribution print with, and read options by.
-SHARED_BY_COMMANDS = {"console", "drawing", "gathered", "options", "timeline"}
+SHARED_BY_COMMANDS = {"console", "gathered", "options"}
 
 
 def test_the_lab_stands_on_the_core_and_not_on_its_doors():

@@ -18,6 +18,7 @@ STAGES = (
     Stage("correctness", 420, "tests on the device, race and memory checkers, laws"),
     Stage("verification", 420, "one verification against all contestants"),
     Stage("end_to_end", 480, "generation: plain, speculative, transformers' own"),
+    Stage("pretrained", 240, "a trained model: its texts are transformers', and how fast"),
     Stage("paper", 240, "Wagner et al.'s protocol in half precision"),
     Stage("growth", 240, "context, drafted tokens, vocabulary"),
 )

@@ -18,10 +18,13 @@ R = TypeVar("R")
 class Card:
     """A CUDA device, or a stand-in for it with tiny sizes and a wall clock."""
 
-    def __init__(self, rehearse: bool) -> None:
+    def __init__(
+        self, rehearse: bool, model: Path | None = None, draft: Path | None = None
+    ) -> None:
         if not rehearse and not torch.cuda.is_available():
             raise RuntimeError("no CUDA device here; --rehearse runs all of it on the CPU, tiny")
         self.rehearse = rehearse
+        self.model, self.draft = model, draft  #: of the stage `pretrained`; None: the shipped pair
         self.device = "cpu" if rehearse else "cuda"
         self.dtype = torch.float32 if rehearse else torch.bfloat16
         if rehearse:

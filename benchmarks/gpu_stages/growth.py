@@ -1,4 +1,7 @@
-"""What grows: a step with its context, with the drafted tokens and with the vocabulary."""
+"""What grows: a step with its context, with the drafted tokens and with the vocabulary.
+
+Steps are graphs, as they are for a user; without them a step is launches, whatever it reads.
+"""
 
 from typing import Any
 
@@ -35,6 +38,7 @@ def _item(
     def run() -> dict[str, Any]:
         pair = pairs.get(PAIR, vocab, card.pick(8192, 256), prompt)
         size = {"context": prompt, "gamma": len(counts), "vocab": vocab or card.pick(32_000, 64)}
-        return size | arms.ours(card, pair, counts, 1, card.pick(64, 4), TEMPERATURE)
+        tokens, graphs = card.pick((64, True), (4, False))
+        return size | arms.ours(card, pair, counts, 1, tokens, TEMPERATURE, graphs)
 
     return Item(key, run, 60)

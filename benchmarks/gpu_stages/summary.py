@@ -130,6 +130,21 @@ def end_to_end(found: Results) -> list[str]:
     return [f"{sum(map(len, groups.values()))} arms", *lines]
 
 
+def pretrained(found: Results) -> list[str]:
+    """Equal texts, then tokens per second of each arm, by batch."""
+    lines, batches = [], dict[int, list[str]]()
+    for key, result in found.items():
+        if "tokens_s" in result:
+            said = f"{result['arm']} {result['tokens_s']:.0f}"
+            batches.setdefault(result["batch"], []).append(said)
+        elif "texts" in key:
+            each = [f"{arm} {one['equal']} of {one['texts']}" for arm, one in result.items()]
+            lines.append(f"{key}: {', '.join(each)}")
+    for batch, arms in batches.items():
+        lines.append(f"B={batch}, tokens/s: {', '.join(arms)}")
+    return [f"{sum(map(len, batches.values()))} arms", *lines]
+
+
 def paper(found: Results) -> list[str]:
     """Summed time in the function, less than transformers'."""
     lines = []
@@ -148,5 +163,5 @@ def growth(found: Results) -> list[str]:
 
 SAYS = {
     "environment": environment, "correctness": correctness, "verification": verification,
-    "end_to_end": end_to_end, "paper": paper, "growth": growth,
+    "end_to_end": end_to_end, "pretrained": pretrained, "paper": paper, "growth": growth,
 }  # fmt: skip

@@ -101,7 +101,10 @@ def work(
     return True
 
 
-def main(stages: Sequence[Stage], out: Path, deadline: float, rehearse: bool, parent: int) -> int:
+def main(
+    stages: Sequence[Stage], out: Path, deadline: float, rehearse: bool, parent: int,
+    model: Path | None = None, draft: Path | None = None,
+) -> int:  # fmt: skip
     """All stages in turn; the exit code says whether another process should go on."""
     bind_to_parent()
     print(f"worker {os.getpid()}", flush=True)
@@ -111,7 +114,7 @@ def main(stages: Sequence[Stage], out: Path, deadline: float, rehearse: bool, pa
         if not card:
             from gpu_stages.card import Card
 
-            card.append(Card(rehearse))
+            card.append(Card(rehearse, model, draft))
         found: Sequence[Item] = import_module(f"gpu_stages.{stage.name}").items(card[0])
         return found
 

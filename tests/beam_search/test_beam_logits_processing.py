@@ -5,8 +5,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from outrider import PromptLookup, SamplingParams
-from outrider.engine.beam_search.candidate_sources import OfferedCandidates
-from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.lookahead import LookaheadDepth, OfferedCandidates
 from outrider.engine.beam_search.scorer import PrefixScorer
 from outrider.engine.beam_search.search import BeamSearch, shaper
 from outrider.engine.beam_search.step import Beams, Rules

@@ -25,8 +25,7 @@ from transformers import LogitsProcessorList
 
 from outrider import Request, SamplingParams, StopConditions
 from outrider.drafters import ReferenceLookup
-from outrider.engine.beam_search.candidate_sources import OfferedCandidates
-from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.lookahead import LookaheadDepth, OfferedCandidates
 from outrider.engine.beam_search.search import BeamSearch, prepared
 from outrider.engine.beam_search.step import Beams
 from outrider.models import LlamaRunner, TreeDecoder, adapt

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from outrider.drafters import ReferenceLookup
-from outrider.engine.beam_search.candidate_sources import (
+from outrider.engine.beam_search.lookahead import (
     DraftedCandidates,
+    LookaheadDepth,
     OfferedCandidates,
 )
-from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.scorer import PrefixScorer
 from outrider.engine.beam_search.search import BeamSearch
 from outrider.engine.beam_search.step import Beams, Rules

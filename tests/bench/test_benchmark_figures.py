@@ -41,13 +41,10 @@ def test_translators_are_compared_by_their_least_times_a_token(clock):
         "outrider float32": arm_of(clock, [5, 6, 7, 8], [99, 4, 2, 3, 2]),
         "CTranslate2 float32": arm_of(clock, [5, 6], [1, 1, 1, 5, 7]),
     }
-    told = beside_ctranslate2.compared(arms, [[1]], 4, 1)
-    assert told[0].startswith("1 beams, transformers float32: 2000.000 ms a token, same 1 of 1")
-    assert told[1] == (
-        "1 beams, outrider float32: 500.000 ms a token, same 1 of 1, "
-        "1.00 of CTranslate2's float32 speed"
-    )
-    assert "500.000 ms a token, same 0 of 1" in told[2]
+    told = beside_ctranslate2.compared(arms, [[1]], 4)
+    assert [row["ms a token"] for row in told] == [2000, 500, 500]
+    assert [row["times CTranslate2's speed"] for row in told] == [0.25, 1, 1]
+    assert [row["texts as transformers'"] for row in told] == ["1 of 1", "1 of 1", "0 of 1"]
 
 
 def arms_of(**speeds):
@@ -75,11 +72,14 @@ def test_growth_marks_what_grows_faster_than_bytes_and_what_loses():
 
 
 def test_continuous_batching_tells_milliseconds_a_token_beside_plain():
-    told = continuous_batching.line("planned", [2.0, 4.0], [4.0, 4.0], 100, True, {3: 4, 1: 2})
-    assert told == (
-        "  planned: 30.00 ms a token, 1.500 of plain [1.000, 2.000], texts equal: True, "
-        "sizes {1: 2, 3: 4}"
-    )
+    told = continuous_batching.told_of("planned", [2.0, 4.0], [4.0, 4.0], 100, True, {3: 4, 1: 2})
+    assert told == {
+        "arm": "planned",
+        "ms a token": 30,
+        "times plain": "1.500 [1.000, 2.000]",
+        "texts equal": True,
+        "sizes": "{1: 2, 3: 4}",
+    }
 
 
 def test_a_server_listens_before_it_is_ready(clock, monkeypatch):

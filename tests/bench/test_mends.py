@@ -12,8 +12,9 @@ from test_experiments import _Letters, _Notes, _tiny_pair
 from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop
-from outrider.cli import console, drawing, timeline
+from outrider.cli import console
 from outrider.engine.outputs import StepOutput, Trace
+from outrider_lab import drawing, timeline
 from outrider_lab.papers import (
     alpha,
     alpha_measure,

@@ -14,7 +14,7 @@ from outrider import (
     verifiers,
 )
 from outrider.drafters import DynamicTree
-from outrider.drafters.tree_drafting.dynamic_tree_builder import SURENESS
+from outrider.drafters.dynamic_tree import SURENESS
 from outrider.engine import step
 from outrider.tree import from_parents
 from outrider.types import DrawKind

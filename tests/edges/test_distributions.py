@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from importlib import metadata
 from pathlib import Path
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 
 import outrider as package
 from outrider import shipped as module
+from outrider.cli import batch
 from outrider.cli.commands import GROUP, register
-from outrider.errors import ConfigurationError
+from outrider.cli.generate import PICTURES
+from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.shipped import DRAFTS, is_shipped, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +110,54 @@ def test_the_lab_has_its_pages_and_published_numbers():
     assert {f"outrider_lab/{path}" for path in data} <= set(files)
     assert not added
     assert (LAB / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_plug_ins_of_engines_are_found_by_entry_points():
+    """What vLLM calls in its processes, and what `outrider batch --ray` asks for."""
+    for project, group, name in (
+        ("ray", batch.GROUP, "ray"),
+        ("vllm", "vllm.general_plugins", "outrider"),
+    ):
+        folder = ROOT / "packages" / f"outrider-{project}"
+        told = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+        point = metadata.EntryPoint(name, told["entry-points"][group][name], group)
+        assert callable(point.load())
+        files, added = held(folder)
+        assert {path.partition("/")[0] for path in files} == {f"outrider_{project}"}
+        assert not added
+        assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("found", [[], ["a-lab", "b-lab"]])
+def test_batches_on_ray_say_what_they_miss(outrider, monkeypatch, tmp_path, found):
+    value = "outrider_ray.batches:answers"
+    made = [metadata.EntryPoint("ray", value, batch.GROUP)._for(Distribution(of)) for of in found]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: made)
+    asked = tmp_path / "in.jsonl"
+    asked.write_text('{"custom_id": "a"}\n')
+    code, _, err = outrider("batch", asked, tmp_path / "out.jsonl", "--ray", 1)
+    told = " ".join(err.split())
+    assert code == 2
+    assert (f"a-lab ({value}), b-lab ({value})" if found else "pip install outrider-ray") in told
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_timeline_is_drawn_by_the_lab(outrider, monkeypatch, tmp_path, there):
+    told = tomllib.loads((LAB / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
+    point = metadata.EntryPoint("timeline", told[PICTURES]["timeline"], PICTURES)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if there else [])
+    (tmp_path / "file").write_text("")
+    code, _, err = outrider("generate", "x", "--timeline", tmp_path / "file" / "x.svg")
+    assert code == 2
+    assert ("needs outrider-lab" if not there else "the document needs a file") in err
+
+
+def test_without_ray_its_workers_say_so(monkeypatch):
+    from outrider_ray.batches import answers
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(BackendUnavailable, match="pip install 'ray"):
+        next(answers(None, "", 1, 1, [], 1))
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """Planners choose what is drafted, and texts do not change: greedy, coupled, and in law."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from outrider import (
     DraftModel,
@@ -411,6 +413,32 @@ def test_a_machine_that_slows_down_between_looks_does_not_make_drafts_dear(monke
     monkeypatch.setattr(measure, "CONTEXTS", (8,))
     costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1)
     assert costs.times[1][8] == ((1, 2, 3), (4.0, 5.0, 6.0))  # of the least of each: 10 and 12
+
+
+def test_on_a_card_replays_are_timed(monkeypatch):
+    """A chain looked dear, as the step that compiles or is captured was among the timed ones."""
+    done: list[int] = []
+    at: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            at.append(len(done))
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return float(sum(done[at[0] : at[1]]))
+
+    def step(batch, shape):
+        done.append((500, 200, 3)[min(len(done), 2)])  # compiles, is captured, is replayed
+        return SimpleNamespace(draft=SimpleNamespace(tree=SimpleNamespace(nodes=2)))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert measure._on_cuda(step, None, PLAIN) == (2, 3.0)
 
 
 def kept_what_was_right(engine, batch, shape):

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from outrider import DraftModel, Engine, RequestStats, SamplingParams, StopConditions
-from outrider.cli.timeline import Timed
 from outrider.drafters import Paths
 from outrider.ops import use
 from outrider.stats import VERBS
+from outrider_lab.timeline import Timed
 from tiny import DRAFTERS, PROMPTS, VOCAB, decode, pair
 
 

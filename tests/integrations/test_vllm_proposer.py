@@ -13,9 +13,9 @@ from outrider import SamplingParams
 from outrider.drafters import NgramTable, PromptLookup, Suffix, ngram_table
 from outrider.drafters.ngram_table import write
 from outrider.errors import ConfigurationError
-from outrider.integrations.vllm import Proposer
 from outrider.sampling.sampling_params import rows
 from outrider.types import Context
+from outrider_vllm import Proposer
 
 VOCABULARY, LONGEST, COUNT = 12, 64, 3
 

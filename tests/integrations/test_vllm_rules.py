@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 
 from outrider import verifiers
 from outrider.errors import ConfigurationError
-from outrider.integrations.vllm import patch, use_verifier
-from outrider.integrations.vllm.patch import VllmDraft, verify_drafts
+from outrider_vllm import patch, use_verifier
+from outrider_vllm.patch import VllmDraft, verify_drafts
 
 V, DEPTH, ROWS, TEMPERATURE = 3, 2, 2500, 0.7
 

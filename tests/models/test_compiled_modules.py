@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.models.module_tree import uncompiled
+from outrider.models.model_lock import uncompiled
 
 LOAD = {"drafter": "recall", "dtype": "float32", "threads": 1, "pack_weights": False}
 PROMPT = [7, 8, 9, 10, 11] * 5

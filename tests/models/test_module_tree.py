@@ -9,8 +9,7 @@ from outrider import Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.models import TransformersRunner, TreeDecoder, batch_invariance, linear
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.cpu_kernels import tile_kernels
-from outrider.models.model_lock import evaluating
-from outrider.models.module_tree import parts_of
+from outrider.models.model_lock import evaluating, parts_of
 
 BF16 = torch.bfloat16
 

@@ -23,9 +23,9 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.models import adapt, prefill
 from outrider.models.config import placeholders
-from outrider.models.guidance import GuidedModel
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import MultiModalInputs
+from outrider_lab.images.guidance import GuidedModel
 
 RIGHT = [
     kind

@@ -12,8 +12,8 @@ import outrider.models.bart
 from outrider.errors import ConfigurationError
 from outrider.models import TreeDecoder, adapt, batch_invariance, calibrate, load_checks
 from outrider.models.attention import BatchInvariantAttention, unscaled
+from outrider.models.bart import Cross
 from outrider.models.bart_encoder import fits
-from outrider.models.cross_attention import Cross
 from outrider.models.linear import can_pack
 from outrider.models.prefill import causal, of_tree
 from outrider.models.whisper import WhisperRunner

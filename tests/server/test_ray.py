@@ -16,10 +16,10 @@ from served import NAME, PROMPT
 import scripts
 from outrider.server.app import COMPLETIONS, ServerConfig, build_app
 from outrider.server.protocol import CompletionRequest
-from outrider.server.ray.requests import StreamState, asked, key, ranked
 from outrider.server.serving import running
+from outrider_ray.requests import StreamState, asked, key, ranked
 
-NO_RAY = "Ray is not installed: pip install 'outrider[ray]'"
+NO_RAY = "Ray is not installed: pip install outrider-ray"
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 5}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -156,7 +156,7 @@ def test_serve_asks_replicas_in_the_order_of_the_key():
     pytest.importorskip("ray", reason=NO_RAY)
     from ray.serve.request_router import PendingRequest
 
-    from outrider.server.ray.replicas import PrefixRouter
+    from outrider_ray.replicas import PrefixRouter
 
     some = [SimpleNamespace(replica_id=f"replica {n}") for n in range(4)]
 

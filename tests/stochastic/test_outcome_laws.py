@@ -10,7 +10,7 @@ from walks import even_law, moved, slow_law
 
 import outrider
 from outrider.stochastic import outcomes
-from outrider.stochastic.calls import BatchedFunction
+from outrider.stochastic.laws import BatchedFunction
 from outrider.stochastic.rounds import _Rules, _Trajectories
 
 V = 3

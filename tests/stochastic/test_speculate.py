@@ -18,7 +18,8 @@ from outrider.errors import (
     UnknownName,
     WorkerTimeout,
 )
-from outrider.stochastic import Density, Gaussian, RayExecutor, continuous
+from outrider.stochastic import Density, Gaussian, continuous
+from outrider_ray import RayExecutor
 
 
 def run(f=slow_law, g=even_law, step=moved, states=(0, 1), steps=12, seed=4, **options):
@@ -289,7 +290,7 @@ def test_states_must_be_a_list():
 
 def test_ray_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(BackendUnavailable, match=r"pip install 'outrider\[ray\]'"):
+    with pytest.raises(BackendUnavailable, match=r"pip install outrider-ray"):
         RayExecutor()
 
 

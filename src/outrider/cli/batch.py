@@ -1,7 +1,6 @@
 """`outrider batch`: a file of requests to a file of answers."""
 
-import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,13 @@ from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.load_config import LoadConfig
 from outrider.models.program_imports import import_lean
+from outrider.plugins import by_name, origins
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from outrider.server.batch_file import BatchResults, Row
+
+GROUP = "outrider.batch_workers"  #: of entry points; `--ray` asks for "ray"
+Workers = Callable[..., "Generator[Row]"]
 
 
 @with_setup
@@ -79,26 +80,26 @@ def batch(
             if workers is None:
                 written = batch_file.answers(speculator(), name, max_num_seqs, max_model_len, left)
             else:
-                written = _fleet().answers(
-                    speculator, name, max_num_seqs, max_model_len, left, workers
-                )
+                on_ray = _on_ray()
+                written = on_ray(speculator, name, max_num_seqs, max_model_len, left, workers)
         _write(written, file, len(names))
         err.print(f"{len(names)} requests, {file.faults} of them with an error: {answers}")
     if file.faults:
         raise typer.Exit(EXIT_SOME)
 
 
-def _fleet() -> "ModuleType":
-    if "RAY_ADDRESS" not in os.environ:  # Ray's own name for it: listen on loopback alone
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
-        from outrider.server.ray import batches
-    except ImportError as error:
+def _on_ray() -> Workers:
+    """What answers requests on a Ray cluster: an entry point of `outrider-ray`."""
+    points = by_name(GROUP).get("ray", [])
+    if len(points) > 1:
+        raise ConfigurationError(f"two packages bring --ray; got {origins(points)}; uninstall one")
+    if not points:
         raise BackendUnavailable(
-            f"--ray needs the extra 'ray' ({error.name} is missing); pip install 'outrider[ray]', "
-            "or leave --ray out"
-        ) from error
-    return batches
+            "--ray needs outrider-ray, which is not installed; pip install outrider-ray, or leave "
+            "--ray out"
+        )
+    answers: Workers = points[0].load()
+    return answers
 
 
 def _write(rows: "Generator[Row]", file: "BatchResults", total: int) -> None:

@@ -1,7 +1,6 @@
 """`outrider generate`: complete a prompt, or answer a source."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,15 @@ from outrider.cli.console import (
     read_prompt,
     read_source,
 )
-from outrider.cli.drawing import file, pyplot
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
 from outrider.models.program_imports import import_lean
+from outrider.plugins import by_name
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from outrider.cli.chat import Message
     from outrider.engine.beam_search import Beams
     from outrider.engine.engine import Engine
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from outrider.text.output_text import Generation, Stream
     from outrider.text.speculator import Speculator
 
+PICTURES = "outrider.pictures"  #: of entry points: who draws "timeline"
 
 # What a planner goes by and what it chose, as lines for `--verbose`.
 
@@ -198,7 +200,8 @@ def generate(
         raise typer.Exit(EXIT_INTERRUPTED)
     _unanswered(speculator, running.result(), chat)
     run = partial(Speculator.generate, sampling=how, stop=end, **asked)
-    _draw(speculator, run, timeline)
+    if timeline is not None:
+        _timeline().compare(speculator, run, timeline)
 
 
 def _one_document(as_json: bool, printed: bool) -> None:
@@ -207,16 +210,6 @@ def _one_document(as_json: bool, printed: bool) -> None:
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
         )
-
-
-def _draw(
-    speculator: "Speculator", run: "Callable[[Speculator], Generation]", path: Path | None
-) -> None:
-    """The steps of one text, written once more, if a picture is wanted."""
-    if path is not None:
-        from outrider.cli.timeline import draw, lines
-
-        draw(lines(speculator, run), path)
 
 
 def _drawable(path: Path | None, beams: "Beams | None") -> None:
@@ -231,8 +224,16 @@ def _drawable(path: Path | None, beams: "Beams | None") -> None:
         raise ConfigurationError(
             f"--timeline draws to a .png or .svg; got {str(path)!r}; give a name that ends in .svg"
         )
-    pyplot()
-    file(path)
+    _timeline().check(path)
+
+
+def _timeline() -> "ModuleType":
+    for point in by_name(PICTURES).get("timeline", []):
+        module: ModuleType = point.load()
+        return module
+    raise ConfigurationError(
+        "--timeline needs outrider-lab, which is not installed; pip install outrider-lab"
+    )
 
 
 def _beams(count: int, penalty: float, streamed: bool) -> "Beams | None":

@@ -14,7 +14,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.config import found, read
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
-from outrider.types.multi_modal import ImageAhead
+from outrider.types.models import ImageAhead
 
 if TYPE_CHECKING:
     from outrider.models.encoder_cache import EncoderCache

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from outrider.models.config import found, read
 from outrider.models.model_lock import alone, instead
-from outrider.types.multi_modal import update_digest
+from outrider.types.models import update_digest
 
 IMAGES, SOUND = "get_image_features", "get_audio_features"  #: functions of transformers' models
 _GRIDS = ("image_grid_thw", "video_grid_thw", "image_grid_hw")

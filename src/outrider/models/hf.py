@@ -21,8 +21,7 @@ from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, found, read, vocabulary_of
 from outrider.models.decoder import EncoderAdapter, additive
-from outrider.models.model_lock import CONFIGURATION, evaluating, mine
-from outrider.models.module_tree import parts_of, sharded
+from outrider.models.model_lock import CONFIGURATION, evaluating, mine, parts_of, sharded
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"

@@ -14,7 +14,7 @@ from outrider.models.hf import FULL, Mask
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.multi_modal import InnerModelRunner, MultiModalRunner
 from outrider.types import Inputs, MultiModalInputs, Output
-from outrider.types.multi_modal import ImageAhead
+from outrider.types.models import ImageAhead
 
 
 class KosmosRunner(InnerModelRunner):

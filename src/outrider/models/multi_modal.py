@@ -28,12 +28,11 @@ from outrider.models.cache import SlotCache
 from outrider.models.config import closers, found, placeholders, read
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
-from outrider.models.model_lock import alone, evaluating
-from outrider.models.module_tree import parts_of
+from outrider.models.model_lock import alone, evaluating, parts_of
 from outrider.models.prefill import causal
 from outrider.row_params import RowTable
 from outrider.types import MultiModalInputs, Output, RowStore
-from outrider.types.multi_modal import PER_TOKEN, SEEN, ImageAhead
+from outrider.types.models import PER_TOKEN, SEEN, ImageAhead
 
 
 @dataclass(frozen=True)

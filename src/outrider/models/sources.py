@@ -41,7 +41,7 @@ from outrider.models.auto_classes import auto_class
 from outrider.models.calibrate import Setting
 from outrider.models.config import found, pairs, read
 from outrider.models.lora import LoraBank
-from outrider.models.module_tree import uncompiled
+from outrider.models.model_lock import uncompiled
 
 if TYPE_CHECKING:
     from outrider.models.distributed import Group

@@ -10,8 +10,7 @@ one call, and keeps what the rules of `outrider.verifiers` (or, for densities, o
 
 outcomes        what g has run ahead, and outcomes out of 0 .. V - 1 by the rules of tokens
 continuous      outcomes out of a continuum: rejection and block verification by densities
-laws            what f and g return, checked
-calls           f and g on many states: here, in a pool of `concurrent.futures`, on Ray
+laws            f and g on many states, here or in an executor; what they return, checked
 rounds          `speculate`, the loop
 """
 
@@ -20,16 +19,14 @@ from typing import TYPE_CHECKING
 from outrider import lazy
 
 if TYPE_CHECKING:
-    from outrider.stochastic.calls import RayExecutor
     from outrider.stochastic.laws import Density, Gaussian
     from outrider.stochastic.rounds import Speculation, speculate
 
-__all__ = ["Density", "Gaussian", "RayExecutor", "Speculation", "speculate"]
+__all__ = ["Density", "Gaussian", "Speculation", "speculate"]
 
 _HOMES = {
     "Density": "outrider.stochastic.laws",
     "Gaussian": "outrider.stochastic.laws",
-    "RayExecutor": "outrider.stochastic.calls",
     "Speculation": "outrider.stochastic.rounds",
     "speculate": "outrider.stochastic.rounds",
 }

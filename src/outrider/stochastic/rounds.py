@@ -13,7 +13,7 @@ from outrider.models.config import found
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import RequestStats
 from outrider.stochastic import continuous, laws, outcomes
-from outrider.stochastic.calls import BatchedFunction
+from outrider.stochastic.laws import BatchedFunction
 from outrider.stochastic.outcomes import Place, Proposal, RoundVerdict
 from outrider.tree import branching as tree_of
 from outrider.tree import children
@@ -235,7 +235,7 @@ def speculate(
     rule, rule_options         as for text: the usual one is block verification, in trees traversal;
               of a continuum "rejection"
     shared_noise   outcomes are a function of the seed, whatever g proposes (V outcomes only)
-    executor  of `concurrent.futures`, or `stochastic.RayExecutor()`: f is called there with
+    executor  of `concurrent.futures`, or `outrider_ray.RayExecutor()`: f is called there with
               `states_per_call` states a call, and a round may take `timeout` seconds
 
     An outcome that g never proposes and f has comes from the residual; one that f never has is

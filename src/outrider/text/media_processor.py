@@ -22,7 +22,7 @@ from outrider.models import pretrained
 from outrider.models.config import found
 from outrider.text.images import MOST_BYTES, from_base64, open_image
 from outrider.types import MultiModalInputs
-from outrider.types.multi_modal import PER_TOKEN, ImageAhead
+from outrider.types.models import PER_TOKEN, ImageAhead
 
 if TYPE_CHECKING:
     from outrider.speech.audio import Recording

@@ -11,30 +11,28 @@ A leading dimension of a *topology* tensor (tree, draw tables) is either B or 1:
 rows share it and it broadcasts.
 """
 
-from outrider.types.drafters import (
-    PLAIN,
-    Context,
-    Drafter,
-    DraftShape,
-    Foreseeing,
-    Mixed,
-    RowHints,
-)
 from outrider.types.drafts import (
     CONTEXT,
     FAULT,
     LENGTH,
+    PLAIN,
     REASONS,
     RUNNING,
     STOP,
     UNCOUPLED,
+    Context,
     Draft,
+    Drafter,
+    DraftShape,
     DrawKind,
     Draws,
     Ends,
+    Foreseeing,
     Host,
     Laws,
+    Mixed,
     Outcome,
+    RowHints,
     Scores,
     StepLists,
     StepTensors,
@@ -47,13 +45,13 @@ from outrider.types.models import (
     Encoded,
     Inputs,
     LanguageModel,
+    MultiModalInputs,
     Nodes,
     Output,
     Reads,
     RowStore,
     Tokenizer,
 )
-from outrider.types.multi_modal import MultiModalInputs
 
 __all__ = [
     "CONTEXT",

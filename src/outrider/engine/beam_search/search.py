@@ -18,13 +18,13 @@ from outrider.drafters import DraftModel, Root
 from outrider.drafters.draft_sampling import Tempered
 from outrider.drafters.tree_drafting import inputs_for
 from outrider.engine.batch import encoded, references
-from outrider.engine.beam_search.candidate_sources import (
+from outrider.engine.beam_search.lookahead import (
     CandidateSource,
     DraftedCandidates,
+    LookaheadDepth,
     NoCandidates,
     OfferedCandidates,
 )
-from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.scorer import NARROW, Prefix, PrefixScorer, Shaper
 from outrider.engine.beam_search.step import (
     DEAD,

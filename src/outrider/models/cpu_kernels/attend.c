@@ -141,7 +141,8 @@ static int64_t most_seen(const Asked *mine, int64_t block) {
 ALWAYS void score_few(
     const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
     int64_t stop, const int is_half) {
-    const int64_t bytes = is_half ? sizeof(half) : sizeof(float);
+    const int64_t bytes = is_half ? sizeof(half) : sizeof(float), all_of = LANES * E * bytes;
+    const int64_t lines = mine->some * FETCHED(E, 1) < all_of ? 2 : 1;
     for (int64_t s = chunk; s < stop; s += LANES) {
         const int64_t there = lesser(stop - s, LANES), from = head->from + s * E;
         const float *keys = room->rows;
@@ -153,9 +154,9 @@ ALWAYS void score_few(
             keys = (const float *)head->keys + from;
         const char *next = (const char *)head->values + from * bytes;
         for (int64_t q = 0; q < mine->some; q++) {
-            const int64_t done = q * 32 * E; /* bytes that are on their way */
-            const void *fetch = done < LANES * E * bytes ? next + done : (const void *)keys;
-            put(room->scores + q * CHUNK + s - chunk, dots(room->queries + q * E, keys, E, fetch));
+            const int64_t done = q * FETCHED(E, lines), more = done < all_of ? lines : 0;
+            put(room->scores + q * CHUNK + s - chunk,
+                dots(room->queries + q * E, keys, E, next + done, more));
         }
     }
 }
@@ -184,26 +185,26 @@ ALWAYS void score_many(
 /* A few queries' sums of weighted values, [few, E], go on. */
 ALWAYS void weigh_few(
     float *sums, const float *weights, const void *values, int64_t at, const int64_t E, int64_t slots,
-    int64_t few, const int is_half, const char *fetch) {
+    int64_t few, const int is_half, Next next) {
     switch (few) {
-    case 1: weigh_all(sums, weights, CHUNK, values, at, E, slots, 1, 1, is_half, fetch); break;
-    case 2: weigh_all(sums, weights, CHUNK, values, at, E, slots, 2, 1, is_half, fetch); break;
-    case 3: weigh_all(sums, weights, CHUNK, values, at, E, slots, 3, 1, is_half, fetch); break;
-    default: weigh_all(sums, weights, CHUNK, values, at, E, slots, 4, 1, is_half, fetch);
+    case 1: weigh_all(sums, weights, CHUNK, values, at, E, slots, 1, 1, is_half, next); break;
+    case 2: weigh_all(sums, weights, CHUNK, values, at, E, slots, 2, 1, is_half, next); break;
+    case 3: weigh_all(sums, weights, CHUNK, values, at, E, slots, 3, 1, is_half, next); break;
+    default: weigh_all(sums, weights, CHUNK, values, at, E, slots, 4, 1, is_half, next);
     }
 }
 
 /* Each compiled once. */
 static __attribute__((noinline)) void weigh_floats(
     float *sums, const float *weights, const void *values, int64_t at, int64_t E, int64_t slots,
-    int64_t few, const void *fetch) {
-    weigh_few(sums, weights, values, at, E, slots, few, 0, fetch);
+    int64_t few, Next next) {
+    weigh_few(sums, weights, values, at, E, slots, few, 0, next);
 }
 
 static __attribute__((noinline)) void weigh_halves(
     float *sums, const float *weights, const void *values, int64_t at, int64_t E, int64_t slots,
-    int64_t few, const void *fetch) {
-    weigh_few(sums, weights, values, at, E, slots, few, 1, fetch);
+    int64_t few, Next next) {
+    weigh_few(sums, weights, values, at, E, slots, few, 1, next);
 }
 
 /* Sums of weighted values over the common slots: widened once for all where there are many. */
@@ -214,19 +215,20 @@ ALWAYS void weigh_common(
     const int widens = is_half && (mine->some > FEW || WIDTH < 16); /* narrow registers read in parts */
     for (int64_t s = chunk; s < stop; s += PIECE) {
         const int64_t from = head->from + s * E, there = lesser(stop - s, PIECE);
-        const void *next = (const char *)head->keys + (from + lesser(CHUNK, mine->common - s) * E) * bytes;
+        Next next = {(const char *)head->keys + (from + lesser(CHUNK, mine->common - s) * E) * bytes,
+                     0, (mine->some + BLOCK - 1) / BLOCK};
         for (int64_t e = 0; widens && e < there * E; e += LANES)
             put(room->values + e, read_as(head->values, from + e, is_half));
-        for (int64_t j = 0; j * BLOCK < mine->some; j++) {
+        for (int64_t j = 0; j < next.parts; j++) {
             const int64_t seen = lesser(most_seen(mine, j) - s, there);
             const int64_t few = lesser(mine->some - j * BLOCK, BLOCK);
             float *sums = room->sums + j * BLOCK * E;
             const float *weights = room->scores + j * BLOCK * CHUNK + s - chunk;
-            const void *fetch = j ? room->values : next;
+            next.part = j;
             if (seen <= 0) continue;
-            if (widens) weigh_floats(sums, weights, room->values, 0, E, seen, few, fetch);
-            else if (is_half) weigh_halves(sums, weights, head->values, from, E, seen, few, fetch);
-            else weigh_floats(sums, weights, head->values, from, E, seen, few, fetch);
+            if (widens) weigh_floats(sums, weights, room->values, 0, E, seen, few, next);
+            else if (is_half) weigh_halves(sums, weights, head->values, from, E, seen, few, next);
+            else weigh_floats(sums, weights, head->values, from, E, seen, few, next);
         }
     }
 }
@@ -262,7 +264,7 @@ ALWAYS void score_behind(
             gathered(room->rows, mine, room, head->keys, head, E, q, s, there, is_half);
             memset(room->rows + there * E, 0, (LANES - there) * E * sizeof(float));
             for (int64_t i = q; i < q + few; i++) {
-                put(scores, dots(room->queries + i * E, room->rows, E, room->rows));
+                put(scores, dots(room->queries + i * E, room->rows, E, 0, 0));
                 memcpy(room->scores + i * CHUNK + s - chunk, scores, there * sizeof(float));
             }
         }
@@ -279,7 +281,7 @@ ALWAYS void weigh_behind(
             const int64_t there = lesser(lesser(mine->sees[q], stop) - s, PIECE);
             gathered(room->values, mine, room, head->values, head, E, q, s, there, is_half);
             weigh_floats(room->sums + q * E, room->scores + q * CHUNK + s - chunk, room->values, 0, E,
-                         there, few, room->values);
+                         there, few, (Next){(char *)room->values, 0, 1});
         }
     }
 }

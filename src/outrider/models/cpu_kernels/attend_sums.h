@@ -5,7 +5,8 @@
 #include "lanes.h"
 
 /* Fetch a line into the second cache, while there is something to compute: what is read next does not
- * wait for memory then. Into the first one it would push out what is read now. */
+ * wait for memory then. Into the first one it would push out what is read now. Memory takes so many at a
+ * time, and what is asked for at once keeps the work behind it waiting: all queries ask for a part. */
 #define FETCH(from) __builtin_prefetch(from, 0, 2)
 #define LINE 64
 
@@ -15,16 +16,16 @@
 #define SIZED(run) (size == 64 ? run(64) : size == 128 ? run(128) : run(size))
 
 ALWAYS lanes sized_dots(
-    const float *query, const float *keys, const int64_t size, const char *fetch) {
+    const float *query, const float *keys, const int64_t size, const char *fetch, int64_t lines) {
     lanes four[LANES / 4];
 #pragma GCC unroll 4
     for (int k = 0; k < LANES; k += 4) {
         lanes sum[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) sum[i] = all(0);
-        for (int64_t e = 0; e < size; e += LANES) {
-            FETCH(fetch + (k * size / 4 + e) * 8);
-            FETCH(fetch + (k * size / 4 + e) * 8 + LINE);
+        for (int64_t e = 0; e < size; e += LANES, fetch += lines * LINE) {
+            if (lines > 0) FETCH(fetch);
+            if (lines > 1) FETCH(fetch + LINE);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++)
                 sum[i] = fma_(get(query + e), get(keys + (k + i) * size + e), sum[i]);
@@ -34,11 +35,12 @@ ALWAYS lanes sized_dots(
     return totals(four[0], four[1], four[2], four[3]);
 }
 
-/* Scores of sixteen slots for one query; `keys` [16, E] as float32. 32 * size bytes are fetched
- * meanwhile. */
+/* Scores of sixteen slots for one query; `keys` [16, E] as float32. FETCHED(size, lines) bytes are fetched
+ * meanwhile, two lines at most at a time. */
+#define FETCHED(size, lines) (16 * (size) * (lines))
 static __attribute__((noinline)) lanes dots(
-    const float *query, const float *keys, int64_t size, const void *fetch) {
-#define RUN(size) sized_dots(query, keys, size, fetch)
+    const float *query, const float *keys, int64_t size, const void *fetch, int64_t lines) {
+#define RUN(size) sized_dots(query, keys, size, fetch, lines)
     return SIZED(RUN);
 #undef RUN
 }
@@ -93,12 +95,12 @@ static __attribute__((noinline)) Few dots_of(
 #define WIDE(few) (HELD / (few) >= 4 ? 4 : HELD / (few) >= 2 ? 2 : 1)
 
 /* Sums of weighted values, [few, E], 16 * `wide` numbers of them, go on from what they are or begin
- * with 0; `values` from number `at` on, slots `size` apart. As many bytes as of them are fetched from
- * `fetch` on meanwhile. */
+ * with 0; `values` from number `at` on, slots `size` apart. From `fetch` on, `step` bytes for each lane that
+ * is read are fetched meanwhile. */
 ALWAYS void weigh(
     float *sums, const float *weights, int64_t row, const void *values, int64_t at, int64_t size,
     int64_t stop, const int few, const int wide, const int on, const int is_half,
-    const char *fetch) {
+    const char *fetch, int64_t step) {
     lanes sum[BLOCK * 4];
 #pragma GCC unroll 4
     for (int q = 0; q < few; q++)
@@ -109,7 +111,7 @@ ALWAYS void weigh(
 #pragma GCC unroll 4
         for (int e = 0; e < wide; e++) {
             const lanes value = read_as(values, at + s * size + e * LANES, is_half);
-            FETCH(fetch + (s * size + e * LANES) * (is_half ? 2 : 4));
+            FETCH(fetch + (s * wide + e) * step);
 #pragma GCC unroll 4
             for (int q = 0; q < few; q++)
                 sum[q * wide + e] = fma_(all(weights[q * row + s]), value, sum[q * wide + e]);
@@ -121,17 +123,24 @@ ALWAYS void weigh(
         for (int e = 0; e < wide; e++) put(sums + q * size + e * LANES, sum[q * wide + e]);
 }
 
+/* What is fetched meanwhile: the `part`-th of so many parts of as many bytes as the values have. */
+typedef struct {
+    const char *from;
+    int64_t part, parts;
+} Next;
+
 /* All E numbers of them. */
 ALWAYS void weigh_all(
     float *sums, const float *weights, int64_t row, const void *values, int64_t at,
-    const int64_t size, int64_t stop, const int few, const int on, const int is_half,
-    const char *fetch) {
-    const int64_t bytes = is_half ? sizeof(half) : sizeof(float), wide = WIDE(few) * LANES;
+    const int64_t size, int64_t stop, const int few, const int on, const int is_half, Next next) {
+    const int64_t wide = WIDE(few) * LANES;
+    const int64_t step = LANES * (is_half ? sizeof(half) : sizeof(float)) / next.parts;
+    const char *fetch = next.from + next.part * (size / LANES) * stop * step;
     int64_t e = 0;
-    for (; e + wide <= size; e += wide, fetch += wide * bytes)
-        weigh(sums + e, weights, row, values, at + e, size, stop, few, WIDE(few), on, is_half, fetch);
-    for (; e < size; e += LANES, fetch += LANES * bytes)
-        weigh(sums + e, weights, row, values, at + e, size, stop, few, 1, on, is_half, fetch);
+    for (; e + wide <= size; e += wide, fetch += stop * WIDE(few) * step)
+        weigh(sums + e, weights, row, values, at + e, size, stop, few, WIDE(few), on, is_half, fetch, step);
+    for (; e < size; e += LANES, fetch += stop * step)
+        weigh(sums + e, weights, row, values, at + e, size, stop, few, 1, on, is_half, fetch, step);
 }
 
 /* Keys of sixteen slots, [E, 16], from [16, E] of which `there` are, by way of `room` [16, E]. Of half

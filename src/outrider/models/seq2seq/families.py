@@ -15,8 +15,7 @@ from transformers.utils import ModelOutput
 
 from outrider.models.config import encoder_of, read, states_width
 from outrider.models.hf import FULL, SLIDING, Mask
-from outrider.models.model_lock import alone, evaluating
-from outrider.models.module_tree import parts_of
+from outrider.models.model_lock import alone, evaluating, parts_of
 from outrider.models.seq2seq.input_modality import (
     TextAndPixelInput,
     TextInput,

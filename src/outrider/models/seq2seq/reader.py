@@ -7,8 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError
-from outrider.models.model_lock import evaluating
-from outrider.models.module_tree import parts_of
+from outrider.models.model_lock import evaluating, parts_of
 from outrider.models.seq2seq.input_modality import InputModality, modality_of, there
 from outrider.types import Encoded, Inputs, RowStore
 

@@ -22,8 +22,8 @@ def every(
     html: Path | None,
 ) -> None:
     """Run, and write the report, even if some of it failed."""
-    from outrider.cli.drawing import pyplot
     from outrider_lab.book import plan, runs
+    from outrider_lab.drawing import pyplot
 
     pyplot()  # what is missing for pictures is said now
     names = None if only is None else only.split(",")

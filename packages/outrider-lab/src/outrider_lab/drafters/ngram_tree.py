@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider import arguments
-from outrider.drafters import recipes
+from outrider.drafters import dynamic_tree, recipes
 from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.ngram_table import Table, followers
-from outrider.drafters.tree_drafting import dynamic_tree_builder, shapes
+from outrider.drafters.tree_drafting import shapes
 from outrider.types import Context, Draft, DraftShape, DrawKind
 
 
@@ -40,18 +40,18 @@ class NgramTree(Forgetful):
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
             object.__setattr__(self, name, arguments.plain(vars(self)[name]))
-        dynamic_tree_builder.fits(self.total_tokens, self.depth, self.top_k, self.table.vocab_size)
+        dynamic_tree.fits(self.total_tokens, self.depth, self.top_k, self.table.vocab_size)
         followers(self.table, self.vocab_size)
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
-        return dynamic_tree_builder.of_candidates(self.total_tokens, self.depth, self.top_k)
+        return dynamic_tree.of_candidates(self.total_tokens, self.depth, self.top_k)
 
     def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Look up level by level, and keep the best nodes."""
         source = followers(self.table, self.vocab_size)
-        return dynamic_tree_builder.grow(source, context, shapes.declared(self, shape), self.top_k)
+        return dynamic_tree.grow(source, context, shapes.declared(self, shape), self.top_k)
 
 
 def _made(
@@ -61,7 +61,7 @@ def _made(
     width: int = NgramTree.top_k,
     total_tokens: int | None = None,
 ) -> NgramTree:
-    total = dynamic_tree_builder.sized(
+    total = dynamic_tree.sized(
         total_tokens, num_speculative_tokens, width, table.vocab_size, NgramTree.total_tokens
     )
     return NgramTree(table, total, num_speculative_tokens, width, vocab_size)

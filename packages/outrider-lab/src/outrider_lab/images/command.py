@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli.console import bar
-from outrider.cli.drawing import pyplot
+from outrider_lab.drawing import pyplot
 from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 

@@ -11,9 +11,9 @@ from outrider import Engine, Root, SamplingParams, StopConditions
 from outrider.cli.console import Show
 from outrider.drafters import DraftModel
 from outrider.models import LlamaRunner, TreeDecoder
-from outrider.models.guidance import GuidedModel
 from outrider.types import LanguageModel
 from outrider_lab.images import digits, picture, training
+from outrider_lab.images.guidance import GuidedModel
 from outrider_lab.papers.record import Row, Store, Tables
 
 ROWS = 64  #: pictures of a batch

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cli import drawing
+from outrider_lab import drawing
 from outrider_lab.images.digits import picture
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider import DraftModel, Engine, Speculator
-from outrider.cli import drawing
 from outrider.cli.console import Show
+from outrider_lab import drawing
 from outrider_lab.bench.intervals import Interval
 from outrider_lab.papers import (
     alpha_drafters,

@@ -18,10 +18,10 @@ from outrider import (
     ops,
     verifiers,
 )
-from outrider.cli import timeline
 from outrider.drafters.ngram_table import Table
 from outrider.engine.engine_run import EngineRun, Observer
 from outrider.types import Draft, LanguageModel, Scores, StepTensors, Verdict, Verifier
+from outrider_lab import timeline
 from outrider_lab.bench import intervals, measure
 from outrider_lab.certify.laws import CertifiedText, score
 from outrider_lab.papers import record

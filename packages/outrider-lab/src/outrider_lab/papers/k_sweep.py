@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider import verifiers
-from outrider.cli import drawing
 from outrider.cli.console import Show
 from outrider.drafters import DraftModel
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
+from outrider_lab import drawing
 from outrider_lab.bench import intervals, measure
 from outrider_lab.papers import published, record
 

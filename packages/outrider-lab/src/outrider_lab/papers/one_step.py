@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider import StopConditions, ops, verifiers
-from outrider.cli import drawing
 from outrider.drafters import Beam, DraftModel, HubTree
 from outrider.engine import step
 from outrider.engine.request import Request
@@ -18,6 +17,7 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.types import LanguageModel
+from outrider_lab import drawing
 from outrider_lab.papers import record
 from outrider_lab.papers.trees import TreeArm
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.drawing import pyplot
 from outrider.cli.gathered import Target, Threads, gathered
 from outrider.errors import ConfigurationError
 from outrider.shipped import CORRECTOR, shipped
 from outrider_lab.bench.prompts import read_rows
 from outrider_lab.certify.report import Row
+from outrider_lab.drawing import pyplot
 from outrider_lab.papers.record import folder
 
 if TYPE_CHECKING:

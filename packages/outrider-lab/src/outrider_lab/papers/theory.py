@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider import DraftModel, Engine, SamplingParams, Speculator, verifiers
-from outrider.cli import drawing, timeline
 from outrider.cli.console import Show
+from outrider_lab import drawing, timeline
 from outrider_lab.bench import intervals
 from outrider_lab.papers import alpha_measure, alpha_tasks, beta, published, record, tree_tables
 from outrider_lab.papers.alpha_tasks import asked

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.cli import drawing
+from outrider_lab import drawing
 from outrider_lab.papers import published, record
 from outrider_lab.theory import node, transport
 from outrider_lab.theory.node import Array

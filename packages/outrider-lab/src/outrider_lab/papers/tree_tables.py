@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from outrider.cli import drawing
 from outrider.cli.console import Show
 from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
+from outrider_lab import drawing
 from outrider_lab.bench import intervals
 from outrider_lab.flops import empty
 from outrider_lab.papers import record, tree_published, tree_runs

@@ -70,7 +70,7 @@ def wagner(
     ] = None,
 ) -> None:
     """Wagner et al. 2024, tables 1-8: verification time in transformers' assisted generation."""
-    from outrider.cli.drawing import pyplot
+    from outrider_lab.drawing import pyplot
     from outrider_lab.papers import wagner_pictures, wagner_tables
     from outrider_lab.papers.record import Store, console, folder, show
     from outrider_lab.papers.score import ready

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from outrider.cli import drawing
+from outrider_lab import drawing
 from outrider_lab.papers.record import Row, Tables
 
 

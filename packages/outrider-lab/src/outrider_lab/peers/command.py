@@ -12,10 +12,10 @@ import typer
 
 from outrider import arguments
 from outrider.cli.console import Show, bar
-from outrider.cli.drawing import pyplot
 from outrider.cli.gathered import gathered
 from outrider.errors import ConfigurationError
 from outrider_lab.certify.report import Row
+from outrider_lab.drawing import pyplot
 from outrider_lab.papers import options
 from outrider_lab.papers.options import RESULTS
 from outrider_lab.papers.record import Store, console, folder, table
@@ -169,6 +169,7 @@ def peers(
     settings: Row = {
         "cores": list(cores),
         "tokens": 32 if quick else asked.new_tokens,
+        "limit": 1 if quick else asked.limit,
         "caps": page.capped(),
         "dtype": asked.dtype,
         "versions": there,

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from outrider.cli import drawing
+from outrider_lab import drawing
 from outrider_lab.bench import machine
 from outrider_lab.certify.report import Row
 from outrider_lab.peers.engines import CAPS
@@ -69,11 +69,25 @@ def sections(out: Path) -> dict[str, Row]:
     return dict(zip(names, found, strict=True))
 
 
-def write(out: Path, page: Path, pictures: bool) -> None:
-    """The page of all sections of a folder, its pictures beside it."""
+def write(
+    out: Path,
+    page: Path,
+    pictures: bool,
+    first: Sequence[str] = (),
+    left_out: Mapping[str, str] | None = None,
+) -> None:
+    """The page of all sections of a folder, its pictures beside it.
+
+    Sections named in `first` come in that order ahead of the others; `left_out` are titles of
+    sections that are not there, with the reasons.
+    """
+    every = sections(out)
     parts = [INTRODUCTION]
-    for name, found in sections(out).items():
-        parts.append(_section(name, found, page, pictures))
+    for name in sorted(every, key=lambda name: first.index(name) if name in first else len(first)):
+        parts.append(_section(name, every[name], page, pictures))
+    if left_out:
+        lines = (f"- {title}: {why}" for title, why in left_out.items())
+        parts.append("## Left out\n\n" + "\n".join(lines) + "\n")
     page.write_text("\n".join(parts), encoding="utf-8")
 
 
@@ -83,10 +97,9 @@ def _section(name: str, found: Row, page: Path, pictures: bool) -> str:
     for title, rows in found["tables"].items():
         if rows:
             lines += [f"{title}:\n", markdown(rows)]
-    if pictures:
-        picture = _draw(name, found, page)
-        if picture is not None:
-            lines.append(f"![processor time of {found['title']}]({picture.name})\n")
+    picture = found.get("picture") or (_draw(name, found, page) if pictures else None)
+    if picture is not None:
+        lines.append(f"![processor time of {found['title']}]({picture})\n")
     lines += [f"- left out: {arm}: {why}" for arm, why in found["left out"].items()]
     its = found["machine"]
     versions = ", ".join(
@@ -126,8 +139,8 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _draw(name: str, found: Row, page: Path) -> Path | None:
-    """Bars of the first table's first number, as SVG beside the page."""
+def _draw(name: str, found: Row, page: Path) -> str | None:
+    """Bars of the first table's first number, as SVG beside the page; its name."""
     rows: list[Row] = next(iter(found["tables"].values()), [])
     if not rows:
         return None
@@ -147,4 +160,4 @@ def _draw(name: str, found: Row, page: Path) -> Path | None:
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     (path,) = drawing.write(figure, [page.with_name(f"{page.stem}-{name}.svg")])
-    return path
+    return path.name

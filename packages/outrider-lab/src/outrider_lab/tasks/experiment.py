@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.cli import drawing
 from outrider.cli.console import Show
 from outrider.drafters.ngram_table import opened
 from outrider.engine.speculation_policy import FixedLength
 from outrider.errors import ConfigurationError
 from outrider.loading import load
 from outrider.text.speculator import Speculator
+from outrider_lab import drawing
 from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
 from outrider_lab.papers.options import layers_of

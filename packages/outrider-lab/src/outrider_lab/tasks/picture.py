@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from outrider.cli import drawing
+from outrider_lab import drawing
 from outrider_lab.bench.intervals import Interval
 from outrider_lab.tasks.prompts import KINDS
 

@@ -21,8 +21,8 @@ from outrider.server.protocol import (
     CompletionRequest,
     StreamOptions,
 )
-from outrider.server.ray.requests import StreamState, key
 from outrider.server.serving import event
+from outrider_ray.requests import StreamState, key
 
 _BODIES: dict[str, type[BaseRequest]] = {
     COMPLETIONS: CompletionRequest,

@@ -7,7 +7,7 @@ patch     a rule instead of vLLM's own, by one call or by OUTRIDER_VLLM_RULE: wh
 Importing this imports nothing of vLLM.
 """
 
-from outrider.integrations.vllm.patch import use_verifier
-from outrider.integrations.vllm.proposer import Proposer
+from outrider_vllm.patch import use_verifier
+from outrider_vllm.proposer import Proposer
 
 __all__ = ["Proposer", "use_verifier"]

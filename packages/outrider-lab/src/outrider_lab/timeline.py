@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.cli import drawing
 from outrider.drafters import DraftModel
 from outrider.engine import Engine
 from outrider.models.model_wrapper import ModelWrapper
 from outrider.text.output_text import Generation
 from outrider.text.speculator import Speculator
 from outrider.types import Inputs, LanguageModel, Nodes, Output
+from outrider_lab import drawing
 
 #: What is called -> its colour, the figure's own.
 COLOURS = {
@@ -129,6 +129,17 @@ def lines(pair: Speculator, run: Callable[[Speculator], Generation]) -> list[Tim
     """As asked, and standard decoding below it."""
     name = f"{pair.engine.drafter.name}, up to {pair.engine.drafter.shapes[0].max_depth} ahead"
     return [watched(pair, name, run), watched(pair.plain(), "standard decoding", run)]
+
+
+def check(path: Path) -> None:
+    """Raise ConfigurationError where no picture can be drawn, or not there."""
+    drawing.pyplot()
+    drawing.file(path)
+
+
+def compare(speculator: Speculator, run: Callable[[Speculator], Generation], path: Path) -> None:
+    """`run` and standard decoding, drawn: `outrider generate --timeline`."""
+    draw(lines(speculator, run), path)
 
 
 def draw(made: Sequence[TimelineLine], path: Path) -> None:

@@ -1,12 +1,12 @@
 """Files of requests on Ray Data: every worker has a model and a loop of its own."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
-import ray
-import ray.data
 
+from outrider.errors import BackendUnavailable
 from outrider.server import batch_file
 from outrider.server.batch_file import BatchLine, Row
 from outrider.server.messages import JsonObject
@@ -42,6 +42,16 @@ def answers(
     Without one a cluster of this machine alone is started. Lines whose worker dies are answered by
     another: a row may come twice, and is the same then, but for lines without a seed.
     """
+    if "RAY_ADDRESS" not in os.environ:  # Ray's own name for it: listen on loopback alone
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"--ray needs Ray ({error.name} is missing); pip install 'ray[serve,data]', or leave "
+            "--ray out"
+        ) from None
     ray.init(log_to_driver=False, ignore_reinit_error=True)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

@@ -12,9 +12,9 @@ from outrider.loading import load
 from outrider.server.app import ServerConfig, build_app
 from outrider.server.messages import JsonObject
 from outrider.server.middleware import Message
-from outrider.server.ray.ingress import Ingress
-from outrider.server.ray.requests import Header, asked, ranked
 from outrider.server.serving import running
+from outrider_ray.ingress import Ingress
+from outrider_ray.requests import Header, asked, ranked
 
 # Serve's choice of a replica, by `routing`.
 

@@ -3,7 +3,7 @@
 import torch
 
 from outrider.drafters import PromptLookup, ReferenceLookup
-from outrider.engine.beam_search.candidate_sources import OfferedCandidates
+from outrider.engine.beam_search.lookahead import OfferedCandidates
 from outrider.engine.beam_search.scorer import chain
 from outrider.engine.beam_search.step import Beams, Rules, start
 

@@ -1,7 +1,7 @@
 """Drafters that need no model, inside vLLM: a proposer for its `custom_class`.
 
     LLM(model, speculative_config={
-            "method": "custom_class", "model": "outrider.integrations.vllm.Proposer",
+            "method": "custom_class", "model": "outrider_vllm.Proposer",
             "num_speculative_tokens": 8},
         additional_config={"outrider": {"drafter": "suffix"}})
 

@@ -7,8 +7,8 @@ from outrider import Engine, Root, SamplingParams, StopConditions
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
 from outrider.models import TreeDecoder
-from outrider.models.guidance import GuidedModel
 from outrider.testing import RUNNERS, decode, llama, p_value, perturbed
+from outrider_lab.images.guidance import GuidedModel
 
 SCALE, PROMPT, NULL = 2.5, (5, 3, 1), {5: 0, 3: 0}
 

@@ -1,6 +1,6 @@
 """One of our rules in place of vLLM's rejection sampling, in its build for CPUs.
 
-    from outrider.integrations.vllm import use_verifier
+    from outrider_vllm import use_verifier
     use_verifier("block")                                   # in the process that decodes
 
     $ OUTRIDER_VLLM_RULE=block python program.py        # every process of vLLM, by its plug-ins
