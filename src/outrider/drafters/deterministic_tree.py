@@ -120,6 +120,23 @@ def bigrams(draft: Draft) -> list[list[tuple[int | None, int]]]:
     return found
 
 
+def refused(draft: Draft, verdict: Verdict) -> list[int]:
+    """Of every row the first node that was refused in the place of what followed, 0: none was."""
+    counts = verdict.count_B.tolist()
+    if not draft.tree.max_depth:
+        return [0] * len(counts)
+    there = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
+    paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
+    there *= len(counts) // len(there)
+    parents *= len(counts) // len(parents)
+    found = []
+    for path, above, count, drafted in zip(paths, parents, counts, there, strict=True):
+        last = path[count - 1] if count else 0
+        later = (node for node in range(last + 1, drafted + 1) if above[node] == last)
+        found.append(next(later, 0))
+    return found
+
+
 def _depths(parents: list[int]) -> list[int]:
     depths = [0]
     for parent in parents[1:]:

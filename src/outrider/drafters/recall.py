@@ -351,7 +351,7 @@ class Recall:
         bigrams = deterministic_tree.bigrams(draft)
         added = deterministic_tree.committed(draft, verdict)
         each = zip(memory.rows, added, bigrams, best, strict=True)
-        refused = _refused(draft, verdict, bigrams) if draft.tree.max_depth else None
+        refused = deterministic_tree.refused(draft, verdict)
         for at, (row, tokens, nodes, likely) in enumerate(each):
             text = row.text.tokens
             before = text[-2] if len(text) > 1 else -1
@@ -359,22 +359,8 @@ class Recall:
             found = [[x for x in some if x >= 0] for some in likely[: len(nodes)]]
             for (parent, token), some in zip(nodes, found, strict=True):
                 row.after.keep(before if parent is None else parent, token, some)
-            if refused is not None and refused[at]:
+            if refused[at]:
                 row.instead = found[refused[at]]
-
-
-def _refused(draft: Draft, verdict: Verdict, nodes: Sequence[Sequence[object]]) -> list[int]:
-    """Of every row the first node that was refused in the pending token's place, 0 for none."""
-    paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
-    parents *= len(nodes) // len(parents)  # a topology may be shared
-    found = []
-    for path, above, own, count in zip(
-        paths, parents, nodes, verdict.count_B.tolist(), strict=True
-    ):
-        last = path[count - 1] if count else 0
-        refused = (at for at in range(last + 1, len(own)) if above[at] == last)
-        found.append(next(refused, 0))
-    return found
 
 
 @lru_cache(maxsize=64)
