@@ -2,6 +2,7 @@
 
     python benchmarks/beside_ctranslate2.py --wheels models/annalog [--rounds 5] [--beams 5]
     python benchmarks/beside_ctranslate2.py --random [--texts 4]
+    python benchmarks/beside_ctranslate2.py --wheels models/annalog --where   # ours alone, by part
 
 The folder holds ANNalog's wheel; `pip install ctranslate2`. The model is converted here.
 `--random`: random weights of the shape of opus-mt's translators (six layers each, width 512, 32,000
@@ -16,9 +17,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "real"))
@@ -30,6 +34,10 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 import outrider
 from outrider import Beams, SamplingParams, Stop
+from outrider.models.bart import BartRunner
+from outrider.models.bart_encoder import TextEncoder
+from outrider.models.cpu_kernels.decoder_layers import DecoderLayers
+from outrider.models.cpu_kernels.packed_linear import PackedLinear
 
 #: a source -> the best text's tokens, without their ends
 Arm = Callable[[list[int]], list[int]]
@@ -141,6 +149,51 @@ def transformers_own(model: Any, case: Case, beams: int) -> Arm:
     return run
 
 
+#: What takes time of a call, and what is part of another.
+PARTS = {
+    "encoder": TextEncoder,
+    "decoder": BartRunner,
+    "all layers in one call": DecoderLayers,
+    "products that are called one by one": PackedLinear,
+}
+
+
+@contextmanager
+def timed(spent: Counter[str]) -> Iterator[None]:
+    """Processor seconds of each part, added up."""
+
+    def of(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            started = time.process_time()
+            try:
+                return call(*given)
+            finally:
+                spent[part] += time.process_time() - started
+
+        return run
+
+    with ExitStack() as stack:
+        for part, kind in PARTS.items():
+            call = of(part, kind.__call__)
+            stack.enter_context(mock.patch.object(kind, "__call__", call))
+        yield
+
+
+def where(arm: Arm, sources: Sequence[list[int]], rounds: int) -> str:
+    """Milliseconds a token of the round that took least, and of its parts."""
+    best: Counter[str] = Counter(all=float("inf"))
+    for _ in range(rounds + 1):
+        spent: Counter[str] = Counter()
+        with timed(spent):
+            started = time.process_time()
+            count = sum(len(arm(source)) for source in sources)
+            spent["all"] = time.process_time() - started
+        if spent["all"] < best["all"]:
+            best = spent
+    parts = ", ".join(f"{part} {1e3 * best[part] / count:.3f}" for part in PARTS)
+    return f"{1e3 * best['all'] / count:.3f} ms a token: {parts}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -149,6 +202,7 @@ def main() -> None:
     parser.add_argument("--wheels", type=Path, default=Path("models/annalog"))
     parser.add_argument("--out", type=Path, help="a folder for translated.json")
     parser.add_argument("--texts", type=int, default=4, help="of random weights")
+    parser.add_argument("--where", action="store_true", help="the parts of our time alone")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     case = random_weights(asked.texts) if asked.random else molecules(asked.wheels)
@@ -157,6 +211,12 @@ def main() -> None:
     loaded = {
         kind: outrider.load(case.model(), dtype=kind, threads=1) for kind in ("float32", "int8")
     }
+    if asked.where:
+        for beams in (1, asked.beams):
+            for kind, speculator in loaded.items():
+                told = where(ours(speculator, case, beams), case.sources, asked.rounds)
+                print(f"{beams} beams, {kind}: {told}", flush=True)
+        return
     tables: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         converted(model, case, folder)

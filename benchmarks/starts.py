@@ -1,7 +1,7 @@
 """How long a start takes on one busy core: the first token, an answering server, a transcript.
 
     python benchmarks/starts.py --model MODEL --whisper MODEL --recording FILE [--cap] [--core 0]
-                                [--compiled]
+                                [--compiled] [--only generate serve transcribe]
 
 Each is timed by the clock on the wall three times, pinned to one core on which another process
 spins (`taskset` of util-linux), which has half of it: with an empty cache; again, when a checkout
@@ -79,12 +79,14 @@ def serving(process: subprocess.Popen, port: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model")
     parser.add_argument("--whisper")
     parser.add_argument("--recording")
     parser.add_argument("--cap", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--core", default="0")
+    every = ("generate", "serve", "transcribe")
+    parser.add_argument("--only", nargs="+", choices=every, default=every)
     given = parser.parse_args()
     environment = os.environ | (CAP if given.cap else {})
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as is usual
@@ -95,17 +97,17 @@ def main() -> None:
         "generate",
         "The capital of France is",
         "--model",
-        given.model,
+        str(given.model),
         "--stream",
         "-n",
         "8",
     ]
-    server = ["serve", "--model", given.model, "--port", str(port)]
+    server = ["serve", "--model", str(given.model), "--port", str(port)]
     hear = ["transcribe", str(given.recording), "-m", str(given.whisper)]
     spin = subprocess.Popen([*pinned, sys.executable, "-c", "while True: pass"])
     try:
-        for what in ("generate", "serve", "transcribe"):
-            if what == "transcribe" and given.whisper is None:
+        for what in given.only:
+            if (given.whisper if what == "transcribe" else given.model) is None:
                 continue
             with tempfile.TemporaryDirectory() as cache:
                 here = environment | {"XDG_CACHE_HOME": cache}

@@ -1,5 +1,7 @@
 """Texts score as the model's own forward scores them, wherever their slots lie."""
 
+import random
+
 import pytest
 import torch
 
@@ -63,3 +65,28 @@ def test_no_slot_left():
     scorer.ask([[root]])
     with pytest.raises(CapacityError, match=r"more than its 12 slots.*raise capacity"):
         scorer.ask([[root.child(token) for token in range(9)]])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_belong_to_what_beams_begin_with_and_to_what_lies_below_them(seed):
+    """Beams that go on, fall away or take up what was scored ahead: nothing else keeps a slot."""
+    draws, (scorer, root) = random.Random(seed), oracle(6, 96)
+    scorer.ask([[root]])
+    here, running = scorer.rows[0], [root]
+    for _ in range(14):
+        grown = [text.child(draws.randrange(4)) for text in draws.choices(running, k=3)]
+        if draws.random() < 0.3:  # a step further than anybody has scored
+            grown = [text.child(draws.randrange(4)) for text in grown]
+        before = set(here.scored)
+        running = list(dict.fromkeys(grown))
+        scorer.prune(0, running)
+        kept = {above for text in running for above in text.upwards()} & before
+        kept |= {text for text in before if any(above in running for above in text.upwards())}
+        assert set(here.scored) == kept
+        taken = {one.slot for one in here.scored.values()}
+        assert taken | set(here.free) == set(range(5, 96))
+        assert len(taken) + len(here.free) == 91
+        assert here.logits.keys() <= kept
+        ahead = [text.child(draws.randrange(4)) for text in running]
+        missing = [above for text in running for above in [*text.upwards()][1::-1]]
+        scorer.ask([[t for t in missing if t not in here.scored] + ahead])

@@ -212,10 +212,16 @@ class PrefixScorer:
         shaper = self._shapers[row]
         if shaper is not None:
             return shaper(texts, torch.stack([self.logs(row, text) for text in texts]))
-        lines = {text: self.logs(row, text) for text in set(texts) if self.knows(row, text)}
-        some = next(iter(lines.values()))
-        none = torch.full_like(some, UNKNOWN)
-        return torch.stack([lines.get(text, none) for text in texts])
+        here = self.rows[row]
+        new = [t for t in dict.fromkeys(texts) if t in here.logits and t not in here.logs]
+        if new:  # all of them at once: each is a line of its own
+            made = torch.log_softmax(torch.stack([here.logits[text] for text in new]).float(), -1)
+            here.logs.update(zip(new, made, strict=True))
+            if len(new) == len(texts):
+                return made
+        lines = [here.logs.get(text) for text in texts]
+        none = torch.full_like(next(line for line in lines if line is not None), UNKNOWN)
+        return torch.stack([none if line is None else line for line in lines])
 
     def logs(self, row: int, text: Prefix) -> Tensor:
         """Log-probabilities float32 [V] of what follows a text that has been scored."""
@@ -276,13 +282,21 @@ class PrefixScorer:
             if text in here.scored:
                 alive.add(text)
                 stack += text.children.values()
-        for table in (here.logits, here.logs):
-            for text in [text for text in table if text not in alive]:
-                del table[text]
-        for text in running:
-            above = text.parent
-            while text is not here.root and above is not None and above not in alive:
-                alive.add(above)
-                above = None if above is here.root else above.parent
-        for text in [text for text in here.scored if text not in alive]:
-            heappush(here.free, here.scored.pop(text).slot)
+        for text in running:  # a draft may not have read all that a beam begins with
+            node = text
+            while node is not here.root and _parent(node) not in here.scored:
+                node = _parent(node)
+                alive.add(node)
+        gone = [text for text in here.logits if text not in alive]
+        for text in gone:
+            del here.logits[text]
+            here.logs.pop(text, None)
+        for end in gone:  # and what only they began with
+            node = end
+            while node in here.scored and node not in alive:
+                if any(below in here.scored or below in alive for below in node.children.values()):
+                    break
+                heappush(here.free, here.scored.pop(node).slot)
+                if node is here.root:
+                    break
+                node = _parent(node)

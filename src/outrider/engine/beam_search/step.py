@@ -164,6 +164,7 @@ class Candidates(NamedTuple):
     texts: list[Prefix]
     trails: list[Trail]
     over: list[bool]  #: which of them have ended
+    order: list[int]  #: those that go on, the best first, then those that do not
     close: Close | None  #: the state's, or this step's if that is closer
 
 
@@ -182,15 +183,15 @@ def ranked(state: State, logs_WV: Tensor, rules: Rules) -> Candidates:
         texts.append(state.running[beam].child(token))
         trails.append(Trail(state.trails[beam], beam, score))
     over = [_ends(text, rules) for text in texts]
-    alive = [at for at, end in enumerate(over) if not end and scores[at] > DEAD / 2]
-    alive.sort(key=lambda at: -scores[at])
+    order = sorted(range(len(over)), key=lambda at: (over[at], -scores[at]))
+    alive = [at for at in order if not over[at] and scores[at] > DEAD / 2]
     width, close = rules.beams.num_beams, state.close
     if len(alive) > width:
         kept, dropped = alive[width - 1], alive[width]
         margin = scores[kept] - scores[dropped]
         if close is None or margin < close.margin:
             close = Close(margin, texts[kept], texts[dropped])
-    return Candidates(best_C, texts, trails, over, close)
+    return Candidates(best_C, texts, trails, over, order, close)
 
 
 def largest(values_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -222,11 +223,10 @@ def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     """
     width = rules.beams.num_beams
     found = ranked(state, logs_WV, rules)
-    over_C = torch.tensor(found.over, device=found.totals_C.device)
-
-    alive_C = found.totals_C + over_C.float() * DEAD
-    scores_W, kept_W = torch.topk(alive_C, width)
-    kept = kept_W.tolist()
+    kept = found.order[:width]
+    scores_W = found.totals_C[kept]
+    if found.over[kept[-1]]:  # fewer go on than there are beams: the others are none
+        scores_W += DEAD * scores_W.new_tensor([found.over[at] for at in kept])
     length = found.texts[0].length - rules.prompt
     finished = _finish(state, found, length, rules)
 
@@ -275,7 +275,7 @@ def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     missing at the limit.
     """
     width, wanted = rules.beams.num_beams, _enough(rules)
-    best_C, texts, trails, _, close = ranked(state, logs_WV, rules)
+    best_C, texts, trails, _, _, close = ranked(state, logs_WV, rules)
     scores = best_C.tolist()
     running: list[int] = []
     ended: list[FinishedBeam] = []

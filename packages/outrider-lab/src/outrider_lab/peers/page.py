@@ -24,7 +24,8 @@ is the wheel of `xllamacpp` for x86-64, which is built for AVX2 and has no instr
 beside ours capped it is like against like; where ours is not, a llama.cpp built on that machine may
 be faster than the one in the table.
 
-Written by `outrider bench peers`; each section has its command.
+Written by `outrider bench peers`; each section has its command, and `make venv`, `make models` and
+`make peers` run all of them (`benchmarks/peers_page.py`).
 """
 
 
