@@ -1,5 +1,6 @@
 """Batches: no row pays for another, what is not read costs nothing, and what is told is shared."""
 
+import random
 import time
 from itertools import count
 
@@ -312,6 +313,20 @@ def test_one_row_is_measured_behind_a_long_text_and_reading_by_tokens(monkeypatc
     copies = MEASURED(Engine(target, PromptLookup(2), None, "adaptive"), 2)
     assert copies.reading == {2: 0.0}
     assert Costs.parsed(costs.text()) == costs
+
+
+def test_what_copies_take_by_chance_is_no_reading(monkeypatch):
+    """A draft takes 40 microseconds, and a few more or less each time: nothing was read in them."""
+    draws, spent = random.Random(0), [0.0]
+
+    def clock(device):
+        spent[0] += 4e-5 * draws.uniform(0.7, 1.3)
+        return spent[0]
+
+    monkeypatch.setattr(measure, "_clock", clock)
+    monkeypatch.setattr(measure, "ENOUGH", 1)
+    engine = Engine(pair(vocab=64)[0], PromptLookup(2), None, "adaptive")
+    assert [MEASURED(engine, 1).reading for _ in range(6)] == [{1: 0.0}] * 6
 
 
 def test_others_at_work_on_the_cores_do_not_enter_what_steps_cost(monkeypatch):

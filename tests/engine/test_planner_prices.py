@@ -30,8 +30,15 @@ def corrected(slower, noise, bursts=False, steps=400):
 
 
 @pytest.mark.parametrize("bursts", [False, True])
-def test_times_that_vary_correct_nothing(bursts):
-    assert corrected({}, 0.3, bursts) == [COSTS.milliseconds(nodes) for nodes in SIZES]
+def test_times_that_vary_correct_little(bursts):
+    told = [COSTS.milliseconds(nodes) for nodes in SIZES]
+    assert corrected({}, 0.3, bursts) == pytest.approx(told, rel=0.05)
+
+
+def test_a_few_steps_that_agree_correct_a_table_that_says_too_little():
+    """What one text needs to see that its drafts cost an eighth more, as steps vary at rest."""
+    plain, three, _ = corrected({3: 1.12}, 0.12, steps=80)
+    assert three / plain > 1.06 * 23 / 20
 
 
 @pytest.mark.parametrize("bursts", [False, True])
@@ -104,7 +111,7 @@ def test_what_runs_show_of_prices_counts_for_the_next_and_fades():
             planner.plan(state, BatchView([row]))
             state.prices.took(nodes, 1, 0, (4 / 3 if nodes == 5 else 1) * COSTS.milliseconds(nodes))
     assert factors[0] == 1.0
-    assert 1.2 < factors[-1] < 1.36  # beside steps of which a quarter are slow themselves
+    assert 1.15 < factors[-1] < 1.36  # beside steps of which a quarter are slow themselves
     for _ in range(31):  # nobody asks for five nodes any more
         state = planner.open([*DRAFTS, PLAIN], COSTS)
     assert state.prices.step(5, 1, 0, corrected=True) == COSTS.milliseconds(5)

@@ -59,7 +59,9 @@ def test_what_is_found_once_is_what_is_found_each_time(vocab, floors):
     for count, gap in ((8, 3.0), (4, 0.5), (8, 3.0), (9, 50.0)):
         assert torch.equal(ops.likely(found, count, gap), ops.likely(law, count, gap))
     whole = ops.found_once(law._replace(logits_BRV=law.logits_BRV[1:].contiguous(), floor_BR=None))
-    assert filters.peaks(whole).tokens[:, 0].tolist() == whole.logits_BRV[0].argmax(-1).tolist()
+    assert [row[0] for row in filters.peaks(whole).tokens] == whole.logits_BRV[0].argmax(
+        -1
+    ).tolist()
     assert filters.peaks(law) is filters.peaks(found._replace(floor_BR=None)) is None
 
 

@@ -94,7 +94,10 @@ def trees(grown: Sequence[HostTree], kind: DrawKind) -> Draft:
 
 def committed(draft: Draft, verdict: Verdict) -> list[list[int]]:
     """What a verdict adds to every row: the drafted tokens that it keeps, and the one after."""
-    tokens, following = draft.tokens_BN.tolist(), verdict.next_B.tolist()
+    following = verdict.next_B.tolist()
+    if not verdict.path_BD.shape[1]:
+        return [[token] for token in following]
+    tokens = draft.tokens_BN.tolist()
     paths, counts = verdict.path_BD.tolist(), verdict.count_B.tolist()
     return [
         [*(drafted[node] for node in path[:count]), token]
@@ -105,6 +108,8 @@ def committed(draft: Draft, verdict: Verdict) -> list[list[int]]:
 def bigrams(draft: Draft) -> list[list[tuple[int | None, int]]]:
     """For every node that a row has: the token above it (the pending one: None), and its own."""
     tokens, parents = draft.tokens_BN.tolist(), draft.tree.parent_BN.tolist()
+    if draft.tree.nodes == 1:
+        return [[(None, token)] for (token,) in tokens]
     counts = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
     parents *= len(tokens) // len(parents)  # a topology may be shared,
     counts *= len(tokens) // len(counts)  # and what is there of it
@@ -112,6 +117,23 @@ def bigrams(draft: Draft) -> list[list[tuple[int | None, int]]]:
     for own, above, count in zip(tokens, parents, counts, strict=True):
         below = [(own[above[node]], own[node]) for node in range(1, count + 1)]
         found.append([(None, own[0]), *below])
+    return found
+
+
+def refused(draft: Draft, verdict: Verdict) -> list[int]:
+    """Of every row the first node that was refused in the place of what followed, 0: none was."""
+    counts = verdict.count_B.tolist()
+    if not draft.tree.max_depth:
+        return [0] * len(counts)
+    there = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
+    paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
+    there *= len(counts) // len(there)
+    parents *= len(counts) // len(parents)
+    found = []
+    for path, above, count, drafted in zip(paths, parents, counts, there, strict=True):
+        last = path[count - 1] if count else 0
+        later = (node for node in range(last + 1, drafted + 1) if above[node] == last)
+        found.append(next(later, 0))
     return found
 
 

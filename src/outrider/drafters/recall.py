@@ -350,19 +350,17 @@ class Recall:
         best = ops.likely(scores.laws, WIDTH, GAP).tolist()
         bigrams = deterministic_tree.bigrams(draft)
         added = deterministic_tree.committed(draft, verdict)
-        paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
-        parents *= len(added) // len(parents)  # a topology may be shared
-        each = zip(memory.rows, added, bigrams, best, paths, parents, strict=True)
-        for row, tokens, nodes, likely, path, above in each:
-            found = [[x for x in some if x >= 0] for some in likely[: len(nodes)]]
+        each = zip(memory.rows, added, bigrams, best, strict=True)
+        refused = deterministic_tree.refused(draft, verdict)
+        for at, (row, tokens, nodes, likely) in enumerate(each):
             text = row.text.tokens
             before = text[-2] if len(text) > 1 else -1
             row.read(tokens)
+            found = [[x for x in some if x >= 0] for some in likely[: len(nodes)]]
             for (parent, token), some in zip(nodes, found, strict=True):
                 row.after.keep(before if parent is None else parent, token, some)
-            last = path[len(tokens) - 2] if len(tokens) > 1 else 0
-            refused = (at for at in range(last + 1, len(found)) if above[at] == last)
-            row.instead = next((found[at] for at in refused), ())
+            if refused[at]:
+                row.instead = found[refused[at]]
 
 
 @lru_cache(maxsize=64)

@@ -285,4 +285,15 @@ def pending(context: Context) -> Tensor:
 
 def bare(context: Context) -> Draft:
     """The draft with only the pending token."""
-    return TreeBuilder(fixed((-1,), context.length_B.device), context).draft(())
+    tree, draws, kind, none = _alone(context.length_B.device)
+    return Draft(pending(context), tree, draws, kind, none, None, frozenset())
+
+
+@lru_cache(maxsize=8)
+def _alone(device: torch.device) -> tuple[Tree, Tensor, Tensor, Tensor]:
+    """The pending token's topology, and constants [1, 1, K] of a node that draws nothing."""
+    layout = fixed((-1,), device)
+    assert layout.tree is not None
+    assert layout.draws_1NK is not None
+    kind, _, none = _kinds(*layout.draws_1NK.shape[1:], (), device)
+    return layout.tree, layout.draws_1NK, kind, none

@@ -232,8 +232,10 @@ class Adaptive:
         if not view.rows:
             return state
         rows, context = len(view.rows), state.context
-        took = prices.step(step.nodes, rows, context, corrected=view.free)
-        plain_steps = took / prices.step(1, rows, context, corrected=view.free)
+        took = plain = prices.of(rows, context, corrected=view.free).plain
+        if step.nodes > 1:
+            took = prices.step(step.nodes, rows, context, corrected=view.free)
+        plain_steps = took / plain
         reading = state.reading if step.depth else 0.0
         state.predicted += took + reading
         state.steps += 1

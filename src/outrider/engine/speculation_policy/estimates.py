@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from math import sqrt
+from math import exp, log
 from operator import mul
-from statistics import geometric_mean, median
+from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from outrider.costs import Costs, between
@@ -20,6 +20,8 @@ NEAR = 8  #: steps before one, of any size, beside which it is slow or fast
 ENOUGH = 8  #: steps of one size before their own times count
 GRAIN = 0.02  #: smaller corrections are left alone
 BOUND = 1.5  #: a measured time corrects the table by this factor at most
+TABLE_ERROR = 0.03  #: by how much a table is wrong, as a rule: its standard error
+_OF_QUARTILES = 0.93  #: of a median of n: this part of the ratios' middle half, by the root of n
 
 
 _Line: TypeAlias = tuple[int, list[float], list[float]]
@@ -36,7 +38,7 @@ class CostModel:
     """The table's prices, corrected by what steps of a size have taken beside other steps.
 
     A busy neighbour slows all sizes down, and then nothing is corrected: what counts is how long a
-    size takes beside the steps before it, as the median of recent ones, as far as that is sure. A
+    size takes beside the steps before it, by the median of recent ones and the table (`_likely`). A
     size is so many nodes of about so many rows: what three nodes take of one row says nothing of
     three nodes of sixteen. The table alone is what a text may depend on.
 
@@ -59,7 +61,7 @@ class CostModel:
             self.deepest, self._nodes = before.deepest, before._nodes
             self._contexts, self._lines = before._contexts, before._lines
         self._known: dict[tuple[int, int, bool], StepPrices] = {}
-        self._near: deque[float] = deque(maxlen=NEAR)
+        self._near: deque[float] = deque(maxlen=NEAR)  #: logarithms
         self._by_size: dict[tuple[int, int], deque[float]] = {}
         self._factor: dict[tuple[int, int], float] = {}
         self._count = 0
@@ -119,12 +121,15 @@ class CostModel:
         """A step of this size took so long; 0 tells nothing: what was read took it all."""
         if not milliseconds:
             return
-        ratio = milliseconds / self.step(nodes, rows, context)
-        if self._near:
+        ratio = log(milliseconds / self.step(nodes, rows, context))
+        near = self._near
+        if near:
             size = rows.bit_length(), nodes
-            sizes = self._by_size.setdefault(size, deque(maxlen=RECENT))
-            sizes.append(ratio / geometric_mean(self._near))
-        self._near.append(ratio)
+            sizes = self._by_size.get(size)
+            if sizes is None:
+                sizes = self._by_size[size] = deque(maxlen=RECENT)
+            sizes.append(exp(ratio - sum(near) / len(near)))
+        near.append(ratio)
         self._count += 1
         if not self._count % ENOUGH:
             self._correct()
@@ -132,7 +137,7 @@ class CostModel:
     def _correct(self) -> None:
         """Correct the table by what is known by now."""
         factors = {
-            size: min(max(round(_surely(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
+            size: min(max(round(_likely(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
             for size, times in self._by_size.items()
             if len(times) >= ENOUGH
         }
@@ -141,18 +146,20 @@ class CostModel:
             self._known = {key: prices for key, prices in self._known.items() if not key[2]}
 
 
-def _surely(ratios: Collection[float]) -> float:
-    """What is nearest to 1 of where the ratios' median lies in 99 cases of 100.
+def _likely(ratios: Collection[float]) -> float:
+    """What a size takes beside others: 1, as the table says, or the ratios' median, or between.
 
-    The interval between two of the ratios in their order. On a busy machine single steps vary by
-    more than a drafted token costs; what that may be is no reason to correct anything.
+    Each counts by how sure it is. A table is of few looks, within a start's budget; and a median of
+    steps that vary much, as they do on a busy machine, says less than one of steps that agree.
 
-    >>> _surely([1.3] * 9), _surely([0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
-    (1.3, 1.0)
+    >>> _likely([1.1] * 9), round(_likely([0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 2)
+    (1.1, 1.01)
     """
     ranked, count = sorted(ratios), len(ratios)
-    least = int(max(count / 2 - 1.5 * sqrt(count), 0))
-    return min(max(1.0, ranked[least]), ranked[count - 1 - least])
+    middle = median(ranked)
+    spread = ranked[-1 - count // 4] - ranked[count // 4]
+    unsure = (_OF_QUARTILES * spread) ** 2 / count
+    return 1 + (middle - 1) * TABLE_ERROR**2 / (TABLE_ERROR**2 + unsure)
 
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth

@@ -263,7 +263,11 @@ def _on_cuda(step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
 
 
 def _reading(engine: Stepping, batch: Batch) -> float:
-    """Milliseconds for a token of every row that a draft model has not read."""
+    """Milliseconds for a token of every row that a draft model has not read.
+
+    Reading so many takes longer than the draft behind them, or nothing is read: what copies take
+    varies, and planners pay for looks where drafts have to be read for.
+    """
     shape = _timed(engine.shapes, batch.rows, SIZES)[:2][-1]
     unread = min(UNREAD, batch.context.bound - 1)
     if not shape.max_depth or unread < 1:
@@ -281,7 +285,8 @@ def _reading(engine: Stepping, batch: Batch) -> float:
                 least[each] = min(took, least.get(each, took))
         if least and budget.current().over():
             break
-    return round(1e3 * max(least[unread] - least[0], 0.0) / unread, 6)
+    more = least[unread] - least[0]
+    return round(1e3 * more / unread, 6) if more > least[0] else 0.0
 
 
 def _clock(device: torch.device) -> float:

@@ -50,12 +50,13 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
     offered = offered * (len(rows) // len(offered))  # a table may be shared
     peaks = filters.peaks(scores.laws) if scores.dead_BN is None else None
-    if peaks is None or peaks.tokens[:, 0].min() < 0:
+    sound = peaks is not None and peaks.sound and draft.laws is None  # nearly always
+    if not sound:
         tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
-    else:
-        tops = peaks.logits[:, 0].reshape(len(rows), -1)
-    guesses = np.empty((len(rows), 0)) if draft.laws is None else _guesses(draft.laws, len(rows))
-    sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())  # nearly always
+        guesses = np.empty((len(rows), 0))
+        if draft.laws is not None:
+            guesses = _guesses(draft.laws, len(rows))
+        sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = StepLists([], [], [], counts, [], [], [])
     for b, row in enumerate(rows):

@@ -29,11 +29,16 @@ MOST = 8  #: tokens of a law that are found in one pass
 
 
 class Peaks(NamedTuple):
-    """The likeliest tokens of every law [B R, MOST], of equals the first, and their logits; -1 and
-    -inf behind them, and where a logit is NaN or +inf."""
+    """The likeliest tokens of each law, MOST at most and of equals the first, and their logits;
+    -1 and -inf behind them, and where a logit is NaN or +inf."""
 
-    tokens: Array
-    logits: Array
+    tokens: list[list[int]]
+    logits: list[list[float]]
+
+    @property
+    def sound(self) -> bool:
+        """Whether every law has one."""
+        return all(row[0] >= 0 for row in self.tokens)
 
 
 @dataclass
@@ -66,28 +71,31 @@ def peaks(laws: Laws) -> Peaks | None:
         rows = laws.logits_BRV.detach().numpy().reshape(-1, laws.logits_BRV.shape[-1])
         tokens = compiled.likely(rows, None, MOST, math.inf) if rows.size else None
         if tokens is not None:
-            found = rows[np.arange(len(rows))[:, None], tokens]
+            found = np.take_along_axis(rows, tokens, 1)
             found[tokens < 0] = -np.inf
-            once.peaks = Peaks(tokens, found)
+            once.peaks = Peaks(tokens.tolist(), found.tolist())
     return once.peaks
 
 
-def _among(found: Peaks, laws: Laws, count: int, gap: float) -> Array:
+def _among(found: Peaks, laws: Laws, count: int, gap: float) -> list[list[int]]:
     """`likely` of what was found."""
-    least = found.logits[:, :1] - np.float32(gap)
+    floors = [-math.inf] * len(found.tokens)
     if laws.floor_BR is not None:
-        floors = laws.floor_BR.numpy().reshape(-1, 1).astype(np.float32)
-        least = np.where(floors > least, floors, least)
-    tokens: Array = np.where(found.logits >= least, found.tokens, -1)[:, :count]
-    return tokens
+        floors = laws.floor_BR.ravel().tolist()
+    among = []
+    for tokens, logits, floor in zip(found.tokens, found.logits, floors, strict=True):
+        least = max(logits[0] - gap, floor)
+        each = zip(tokens[:count], logits, strict=False)
+        among.append([token if logit >= least else -1 for token, logit in each])
+    return among
 
 
 def likely(laws: Laws, count: int, gap: float) -> Tensor:
     """As `outrider.ops.reference.draws.likely`; of equals the first."""
     known = peaks(laws) if count <= MOST else None
-    if known is not None and known.tokens[:, 0].min() >= 0:
-        found_RK = np.ascontiguousarray(_among(known, laws, count, gap))
-        return torch.from_numpy(found_RK).view(*laws.logits_BRV.shape[:2], count)
+    if known is not None and known.sound:
+        among = _among(known, laws, count, gap)
+        return host_tables.numbers(among).view(*laws.logits_BRV.shape[:2], count)
     logits = laws.logits_BRV.detach()
     native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     shape = (*logits.shape[:2], count)

@@ -28,7 +28,7 @@ def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
     known = None if laws.greedy == "none" else filters.peaks(laws)
-    best = [-1] * (batch * nodes) if known is None else known.tokens[:, 0].tolist()
+    best = [-1] * (batch * nodes) if known is None else [row[0] for row in known.tokens]
     results: list[tuple[list[int], int, list[float]]] = []
     for b in range(batch):
         table = kids[b]
