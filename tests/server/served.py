@@ -62,10 +62,11 @@ def linked(load, room):
     def run():
         try:
             run_engine_process(there, load, room)
-        finally:  # as a process that ends closes it, whoever still reads
+        finally:
+            # As a process that ends closes it, whoever still reads. Its number stays taken until
+            # nobody does: the next file would have it, and be read as an order.
             with socket.socket(fileno=os.dup(there.fileno())) as both:
                 both.shutdown(socket.SHUT_RDWR)
-            there.close()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -39,8 +39,8 @@ def begun(load, room, lives):
     def run():
         try:
             run_engine_process(there, load, room)
-        finally:
-            there.close()
+        finally:  # not closed: its number would be another file's, while somebody reads yet
+            end()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
