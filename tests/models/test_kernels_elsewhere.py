@@ -45,22 +45,23 @@ def tool():
     del sys.modules[spec.name]
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """Calls of every kernel whose numbers are the same on all processors, made here."""
-    if isa.family() == "x86_64":  # others have no products of bfloat16 numbers
-        monkeypatch.setenv(isa.VARIABLE, "avx2")
-        monkeypatch.setattr(build, "_state", build._State())
-        build.wait()
-    if build.unbuilt():
-        pytest.skip(f"there is nothing to compare with: {build.unbuilt()}")
-    monkeypatch.setattr(tile_kernels, "unsupported_reason", lambda like: "not on every processor")
-    calls = RecordedCalls(monkeypatch)
-    torch.manual_seed(1)
-    with torch.inference_mode():
-        between_products()
-        products()
-        whole_layers()
+def recorded(monkeypatch, level="avx2"):
+    """Calls of every kernel whose numbers are the same on all processors, made here by a level's
+    instructions (on x86-64; others have one level and no products of bfloat16 numbers)."""
+    with monkeypatch.context() as patch:
+        if isa.family() == "x86_64":
+            patch.setenv(isa.VARIABLE, level)
+            patch.setattr(build, "_state", build._State())
+            build.wait()
+        if build.unbuilt():
+            pytest.skip(f"there is nothing to compare with: {build.unbuilt()}")
+        patch.setattr(tile_kernels, "unsupported_reason", lambda like: "not on every processor")
+        calls = RecordedCalls(patch)
+        torch.manual_seed(1)
+        with torch.inference_mode():
+            between_products()
+            products()
+            whole_layers()
     return calls
 
 
@@ -130,12 +131,12 @@ def made(tool, tmp_path, platform, level):
     return library, driver
 
 
-def again(recorded, tmp_path, library, driver, *through):
+def again(made_here, tmp_path, library, driver, *through):
     """Run the calls and compare; all kernels are among them."""
     calls, out = tmp_path / "calls", tmp_path / "out"
-    recorded.write(calls)
+    made_here.write(calls)
     subprocess.run([*map(str, (*through, driver, library, calls, out))], check=True)
-    counts = recorded.compared(out)
+    counts = made_here.compared(out)
     each = "reach factors attend norm gate cross int8 packed_layout packed_linear packed_rows"
     each += " llama decoder"
     assert set(counts) == {f"outrider_{name}" for name in each.split()}
@@ -152,9 +153,9 @@ def zig_cache(monkeypatch, tmp_path):
 @needs_zig
 @pytest.mark.skipif(not QEMU or not C_LIBRARY.is_dir(), reason=WANTED_ELSEWHERE)
 @pytest.mark.usefixtures("zig_cache")
-def test_the_library_for_aarch64_has_the_bits_of_the_one_here(tool, recorded, tmp_path):
+def test_the_library_for_aarch64_has_the_bits_of_the_one_here(tool, monkeypatch, tmp_path):
     library, driver = made(tool, tmp_path, tool.PLATFORMS["linux-aarch64"], "neon")
-    again(recorded, tmp_path, library, driver, QEMU, "-L", C_LIBRARY)
+    again(recorded(monkeypatch), tmp_path, library, driver, QEMU, "-L", C_LIBRARY)
 
 
 @pytest.mark.slow
@@ -163,11 +164,12 @@ def test_the_library_for_aarch64_has_the_bits_of_the_one_here(tool, recorded, tm
     not sys.platform.startswith("linux") or isa.family() != "x86_64", reason="of Linux on x86-64"
 )
 @pytest.mark.usefixtures("zig_cache")
-def test_shipped_libraries_have_the_bits_of_the_one_made_here(tool, recorded, tmp_path):
+def test_shipped_libraries_have_the_bits_of_the_one_made_here(tool, monkeypatch, tmp_path):
+    """Each level's of its own: how many tiles lie side by side is the vectors' width's affair."""
     here = {level.name for level in isa.available()} - {"amx"}  # whose attention rounds otherwise
     platform = tool.PLATFORMS["linux-x86_64"]
     for level in here.intersection(platform.levels):
-        again(recorded, tmp_path, *made(tool, tmp_path, platform, level))
+        again(recorded(monkeypatch, level), tmp_path, *made(tool, tmp_path, platform, level))
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")
