@@ -7,7 +7,7 @@ is named once in the log, and again to who asks for it; the others work.
 import logging
 from collections.abc import Callable, Collection, Iterable
 from importlib import metadata
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from outrider.errors import ConfigurationError
 
@@ -28,6 +28,31 @@ def origins(points: Iterable[metadata.EntryPoint]) -> str:
     return ", ".join(
         f"{point.dist.name if point.dist else '?'} ({point.value})" for point in points
     )
+
+
+def required(group: str, name: str, option: str, package: str) -> Any:
+    """What an option takes from another distribution: the group's one entry point of that name.
+
+    Raises ConfigurationError if there is none, if two packages bring it, or if it cannot be
+    imported.
+    """
+    points = by_name(group).get(name, [])
+    if not points:
+        raise ConfigurationError(
+            f"{option} needs {package}, which is not installed; pip install {package}, or leave "
+            f"{option} out"
+        )
+    if len(points) > 1:
+        raise ConfigurationError(
+            f"two packages bring {option}; got {origins(points)}; uninstall one"
+        )
+    try:
+        return points[0].load()
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{option} comes from {origins(points)}, which cannot be imported; got {error!r}; "
+            f"install or mend what it misses, or leave {option} out"
+        ) from error
 
 
 class PluginGroup(Generic[Value]):

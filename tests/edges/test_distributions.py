@@ -141,15 +141,23 @@ def test_batches_on_ray_say_what_they_miss(outrider, monkeypatch, tmp_path, foun
     assert (f"a-lab ({value}), b-lab ({value})" if found else "pip install outrider-ray") in told
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_timeline_is_drawn_by_the_lab(outrider, monkeypatch, tmp_path, there):
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("its own", "the document needs a file"),
+        ("", "--timeline needs outrider-lab"),
+        ("no_such_package:x", "cannot be imported"),
+    ],
+)
+def test_a_timeline_is_drawn_by_the_lab(outrider, monkeypatch, tmp_path, value, says):
     told = tomllib.loads((LAB / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
-    point = metadata.EntryPoint("timeline", told[PICTURES]["timeline"], PICTURES)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if there else [])
+    value = told[PICTURES]["timeline"] if value == "its own" else value
+    points = [metadata.EntryPoint("timeline", value, PICTURES)] if value else []
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points)
     (tmp_path / "file").write_text("")
     code, _, err = outrider("generate", "x", "--timeline", tmp_path / "file" / "x.svg")
     assert code == 2
-    assert ("needs outrider-lab" if not there else "the document needs a file") in err
+    assert says in " ".join(err.split())
 
 
 def test_without_ray_its_workers_say_so(monkeypatch):

@@ -15,12 +15,12 @@ from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.load_config import LoadConfig
 from outrider.models.program_imports import import_lean
-from outrider.plugins import by_name, origins
+from outrider.plugins import required
 
 if TYPE_CHECKING:
     from outrider.server.batch_file import BatchResults, Row
 
-GROUP = "outrider.batch_workers"  #: of entry points; `--ray` asks for "ray"
+GROUP = "outrider.batch_workers"  #: of entry points
 Workers = Callable[..., "Generator[Row]"]
 
 
@@ -80,26 +80,12 @@ def batch(
             if workers is None:
                 written = batch_file.answers(speculator(), name, max_num_seqs, max_model_len, left)
             else:
-                on_ray = _on_ray()
+                on_ray: Workers = required(GROUP, "ray", "--ray", "outrider-ray")
                 written = on_ray(speculator, name, max_num_seqs, max_model_len, left, workers)
         _write(written, file, len(names))
         err.print(f"{len(names)} requests, {file.faults} of them with an error: {answers}")
     if file.faults:
         raise typer.Exit(EXIT_SOME)
-
-
-def _on_ray() -> Workers:
-    """What answers requests on a Ray cluster: an entry point of `outrider-ray`."""
-    points = by_name(GROUP).get("ray", [])
-    if len(points) > 1:
-        raise ConfigurationError(f"two packages bring --ray; got {origins(points)}; uninstall one")
-    if not points:
-        raise BackendUnavailable(
-            "--ray needs outrider-ray, which is not installed; pip install outrider-ray, or leave "
-            "--ray out"
-        )
-    answers: Workers = points[0].load()
-    return answers
 
 
 def _write(rows: "Generator[Row]", file: "BatchResults", total: int) -> None:

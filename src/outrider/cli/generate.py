@@ -24,7 +24,7 @@ from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
 from outrider.models.program_imports import import_lean
-from outrider.plugins import by_name
+from outrider.plugins import required
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from outrider.text.output_text import Generation, Stream
     from outrider.text.speculator import Speculator
 
-PICTURES = "outrider.pictures"  #: of entry points: who draws "timeline"
+PICTURES = "outrider.pictures"  #: of entry points
 
 # What a planner goes by and what it chose, as lines for `--verbose`.
 
@@ -228,12 +228,8 @@ def _drawable(path: Path | None, beams: "Beams | None") -> None:
 
 
 def _timeline() -> "ModuleType":
-    for point in by_name(PICTURES).get("timeline", []):
-        module: ModuleType = point.load()
-        return module
-    raise ConfigurationError(
-        "--timeline needs outrider-lab, which is not installed; pip install outrider-lab"
-    )
+    module: ModuleType = required(PICTURES, "timeline", "--timeline", "outrider-lab")
+    return module
 
 
 def _beams(count: int, penalty: float, streamed: bool) -> "Beams | None":

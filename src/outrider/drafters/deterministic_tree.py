@@ -120,19 +120,20 @@ def bigrams(draft: Draft) -> list[list[tuple[int | None, int]]]:
     return found
 
 
-def refused(draft: Draft, verdict: Verdict) -> list[int]:
-    """Of every row the first node that was refused in the place of what followed, 0: none was."""
-    counts = verdict.count_B.tolist()
+def refused(draft: Draft, verdict: Verdict, sizes: Sequence[int]) -> list[int]:
+    """Of every row the first node that was refused in the place of what followed, 0: none was.
+
+    sizes  nodes that each row has
+    """
     if not draft.tree.max_depth:
-        return [0] * len(counts)
-    there = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
-    paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
-    there *= len(counts) // len(there)
-    parents *= len(counts) // len(parents)
+        return [0] * len(sizes)
+    counts, paths = verdict.count_B.tolist(), verdict.path_BD.tolist()
+    parents = draft.tree.parent_BN.tolist()
+    parents *= len(sizes) // len(parents)  # a topology may be shared
     found = []
-    for path, above, count, drafted in zip(paths, parents, counts, there, strict=True):
+    for path, above, count, size in zip(paths, parents, counts, sizes, strict=True):
         last = path[count - 1] if count else 0
-        later = (node for node in range(last + 1, drafted + 1) if above[node] == last)
+        later = (node for node in range(last + 1, size) if above[node] == last)
         found.append(next(later, 0))
     return found
 

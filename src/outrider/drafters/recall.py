@@ -350,17 +350,17 @@ class Recall:
         best = ops.likely(scores.laws, WIDTH, GAP).tolist()
         bigrams = deterministic_tree.bigrams(draft)
         added = deterministic_tree.committed(draft, verdict)
-        each = zip(memory.rows, added, bigrams, best, strict=True)
-        refused = deterministic_tree.refused(draft, verdict)
-        for at, (row, tokens, nodes, likely) in enumerate(each):
+        refused = deterministic_tree.refused(draft, verdict, [len(nodes) for nodes in bigrams])
+        each = zip(memory.rows, added, bigrams, best, refused, strict=True)
+        for row, tokens, nodes, likely, first in each:
             text = row.text.tokens
             before = text[-2] if len(text) > 1 else -1
             row.read(tokens)
             found = [[x for x in some if x >= 0] for some in likely[: len(nodes)]]
             for (parent, token), some in zip(nodes, found, strict=True):
                 row.after.keep(before if parent is None else parent, token, some)
-            if refused[at]:
-                row.instead = found[refused[at]]
+            if first:
+                row.instead = found[first]
 
 
 @lru_cache(maxsize=64)
