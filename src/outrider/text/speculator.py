@@ -18,6 +18,7 @@ from outrider.stats import RequestStats, Stats
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
 from outrider.text.output_text import (
     Completion,
+    Detokenizer,
     Generation,
     IncrementalText,
     NearTie,
@@ -33,7 +34,6 @@ from outrider.text.prompts import (
     adapter_names,
     refuse_useless,
 )
-from outrider.text.tokens import Detokenizer
 from outrider.types import Drafter, Inputs, Verifier
 
 if TYPE_CHECKING:
