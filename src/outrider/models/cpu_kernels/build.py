@@ -1,13 +1,14 @@
 """`SOURCES` as a library for the processor at hand: shipped with the package, or compiled here
 once, in the background, and kept beside calibrations.
 
-A wheel carries libraries of the sources that lie beside it (`shipped_library`). Elsewhere the compiler
-that `CC` names, else `cc`, makes one, in a process of its own (`build_process`) that ends with this
-one. Whoever needs the library first waits for it, PATIENCE at most, or to its end who cannot do
-without (`wait`). Then, and where there is none, torch's operators run, for as long as this process
-does: what it measures is kept under `identity`, apart from what is measured with a library.
-`unbuilt` says why there is none, `late` whether the next process will have one, `told` which one
-runs, and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one may use.
+A wheel carries libraries of the sources that lie beside it (`shipped_library`). Elsewhere the
+compiler that `CC` names, else `cc`, makes one, in a process of its own (`build_process`) that ends
+with this one. Whoever needs the library first waits for it, PATIENCE at most, or to its end who
+cannot do without (`wait`). Then, and where there is none, torch's operators run, for as long as
+this process does: what it measures is kept under `identity`, apart from what is measured with a
+library. `unbuilt` says why there is none, `late` whether the next process will have one, `told`
+which one runs, and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one
+may use.
 
 A process runs the sources that lay there when it imported this module, whatever has replaced them
 since: another version's would be called with arguments that it reads otherwise. A library's name
