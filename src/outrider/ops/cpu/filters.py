@@ -73,7 +73,8 @@ def peaks(laws: Laws) -> Peaks | None:
         if tokens is not None:
             found = np.take_along_axis(rows, tokens, 1)
             found[tokens < 0] = -np.inf
-            once.peaks = Peaks(tokens.tolist(), found.tolist(), bool((tokens[:, 0] >= 0).all()))
+            ids: list[list[int]] = tokens.tolist()
+            once.peaks = Peaks(ids, found.tolist(), min(ids)[0] >= 0)
     return once.peaks
 
 
