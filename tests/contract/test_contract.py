@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import ConfigurationError, Engine, verifiers
-from outrider import drafters as registry
+from outrider import ConfigurationError, Engine, drafters as registry, verifiers
 from outrider.engine import step
 from outrider.errors import UnknownName
 from outrider.testing import CHECKS, SETTINGS, Case, checks
