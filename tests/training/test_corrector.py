@@ -162,6 +162,7 @@ def run(module, *words):
         sys.argv = before
 
 
+@pytest.mark.exhaustive
 def test_rehearsal(tmp_path, capsys, monkeypatch):
     """Train, stop, go on, export, write pairs, evaluate."""
     monkeypatch.chdir(ROOT)
