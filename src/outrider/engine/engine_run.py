@@ -37,6 +37,7 @@ from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, check, check_fit, clip_shape
 from outrider.engine.scheduler import RequestState, RequestStatus, RequestTable, Scheduler
 from outrider.engine.speculation_policy import (
+    AdaptiveState,
     BatchView,
     FixedLength,
     PlannedRow,
@@ -50,7 +51,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import Draft, DraftShape, Scores, StepTensors, Verdict
+from outrider.types import PLAIN, Draft, DraftShape, Scores, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -100,6 +101,9 @@ class EngineRun(Iterator[StepOutput]):
         )
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(max_num_seqs))
+        #: Whether the planner is not asked ahead of the step under way; steps it has not been told.
+        self._rests, self._untold = False, list[StepReport]()
+        self._planned: list[int] = []  #: the rows that it was asked of last
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
@@ -242,7 +246,8 @@ class EngineRun(Iterator[StepOutput]):
     @property
     def stats(self) -> Stats:
         """Totals up to the last step."""
-        stats = self._requests.stats
+        stats, self._rests = self._requests.stats, False
+        self._learn(())
         report = self.engine.planner.report(self._plan)
         stats.predicted_ms, stats.why_plain = report
         if not isinstance(self.engine.planner, FixedLength):
@@ -332,7 +337,14 @@ class EngineRun(Iterator[StepOutput]):
         self._requests.stats.engine_steps += 1
 
     def _learn(self, steps: Sequence[StepReport]) -> None:
-        """What the planner learns from finished steps; whether their drafts are of no use."""
+        """What the planner learns from finished steps; whether their drafts are of no use.
+
+        While it rests several steps are told at once, as one by one costs several times as much.
+        """
+        self._untold += steps
+        if self._rests and not any(block.finish_reason for step in steps for block in step.blocks):
+            return
+        steps, self._untold = self._untold, []
         watch, batch = self.engine.watch, self._scheduler.batch
         for step in steps:
             if not watch.over and batch is not None:
@@ -392,8 +404,17 @@ class EngineRun(Iterator[StepOutput]):
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""
-        foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
         numbers, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
+        if rests:
+            plan = self._plan
+            self._rests = (
+                self._planned == numbers and isinstance(plan, AdaptiveState) and plan.resting()
+            )
+            if self._rests:
+                return PLAIN
+            self._planned = list(numbers)
+            self._learn(())
+        foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
         foresee: Callable[[], Sequence[float]] | None = None
         if foreseeing is not None:
             all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
@@ -415,7 +436,7 @@ class EngineRun(Iterator[StepOutput]):
         view = BatchView(rows, queue.max_num_seqs, free, closed, unread, dropped)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
-        if shape._replace(most_B=None, sizes=None) not in shapes:
+        if shape not in shapes and shape._replace(most_B=None, sizes=None) not in shapes:
             raise ConfigurationError(
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"

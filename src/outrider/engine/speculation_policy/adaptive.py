@@ -41,6 +41,8 @@ LOOK = 0.25  #: of reading: what the first look behind it may cost
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
 DARE = 1.0  #: plain steps that drafts of a row may take longer than what they have brought it
 ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too little is not asked
+VAIN_LOOKS = 2  #: at a row alone, in a row, for a step of rest behind them
+LONGEST_REST = 5
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
 
@@ -127,9 +129,17 @@ class AdaptiveState:
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
         self.loses = 0.0  #: plain steps that a look is expected to lose them
         self.pause = 0  #: plain steps until what a drafter foresees for them is weighed again
+        self.rest = 0  #: steps of the same row for which nobody need ask
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
+
+    def resting(self) -> bool:
+        """Whether the next step of the same rows is plain without a look at them."""
+        if not self.rest:
+            return False
+        self.rest -= 1
+        return True
 
     def memory(self, row: PlannedRow) -> RowMemory:
         """What is remembered of a row."""
@@ -200,13 +210,22 @@ class Adaptive:
 
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
-        rows = view.rows
+        rows, state.rest = view.rows, 0
         state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts or (view.dropped and view.free):
             return state.plain
         if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
             state.rows = {row.number: state.memory(row) for row in rows}
         state.reading = state.costs.read_on(view.unread, len(rows))
+        if len(rows) == 1 and view.free and rows[0].foresee is not None and not state.reading:
+            prices = state.prices.of(1, state.context, corrected=True)
+            memory = state.memory(rows[0])
+            best = memory.worth(rows[0], state.drafts, prices)
+            if best >= 0:
+                return state.drafts[best]
+            memory.vain += 1
+            state.rest = min(memory.vain // VAIN_LOOKS, LONGEST_REST)
+            return state.plain
         if view.free and state.rests and state.rests == _who(state):
             if rows[0].foresee is None:
                 return state.drafts[0] if _due(state, state.loses) else state.plain

@@ -32,6 +32,7 @@ class StepPrices(NamedTuple):
 
     plain: float
     more: tuple[float, ...]
+    node: float = 0.0  #: what one more node costs at least, wherever it is added
 
 
 class CostModel:
@@ -83,12 +84,14 @@ class CostModel:
                 steps = list(map(mul, steps, factors))
             plain = steps[0]
             more = tuple([step - plain for step in steps[1:]])
-            found = self._known[key] = StepPrices(plain, more)
+            each = zip(self._nodes, self._nodes[1:], (0.0, *more), more, strict=False)
+            slopes = [(more - less) / max(high - low, 1) for low, high, less, more in each]
+            found = self._known[key] = StepPrices(plain, more, max(min(slopes, default=0.0), 0.0))
         return found
 
     def step(self, nodes: int, rows: int, context: int, corrected: bool = False) -> float:
         """Milliseconds of a step."""
-        plain, more = self.of(rows, context, corrected)
+        plain, more, _ = self.of(rows, context, corrected)
         if nodes == 1 or not more:
             return plain
         return plain + between(self._nodes[1:], more, nodes)
@@ -172,6 +175,10 @@ RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it 
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
 RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
 VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
+BET = (
+    0.15  #: plain steps that a draft may be expected to lose, where the row's have brought nothing
+)
+SUREST = 0.98  #: no copy is surer
 FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
@@ -352,6 +359,7 @@ class RowMemory:
     __slots__ = (
         "asked",
         "brought",
+        "credit",
         "expected",
         "found",
         "greedy",
@@ -360,6 +368,7 @@ class RowMemory:
         "time",
         "tokens",
         "told",
+        "vain",
         "wait",
     )
 
@@ -371,8 +380,9 @@ class RowMemory:
         #: What drafts were to bring of late by who foresees, what they brought, in tokens.
         self.expected, self.brought = FORETOLD, FORETOLD
         self.told: Sequence[float] = ()  #: what is foreseen for the step under way
+        self.credit = 0.0  #: what drafts have brought, and `RISK` of all steps, in plain steps
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
-        self.wait = Backoff()
+        self.wait, self.vain = Backoff(), 0  #: steps of late for which nothing paid
         self.asked = PLAIN  #: for the step under way, where every row is planned by itself
 
     @property
@@ -394,6 +404,41 @@ class RowMemory:
         last = len(by_depth) - 1
         return [by_depth[min(shape.max_depth, last)] for shape in drafts]
 
+    def worth(self, row: PlannedRow, drafts: Sequence[DraftShape], prices: StepPrices) -> int:
+        """Of drafts that are foreseen for a row alone the one that is worth most, -1 for none.
+
+        It may take longer than a plain step by what drafts have brought this row, and by so much
+        that losing it costs `BET` as is expected: half a step for a copy of which nine in ten are
+        right, next to nothing for a guess. So a text that refuses all of them loses little, and
+        one that repeats itself is copied at once. No node is looked for that costs more than it can
+        be worth.
+        """
+        assert row.foresee is not None
+        left, deepest = row.request.left(row.length), drafts[-1].max_nodes - 1
+        room = deepest if left is None else max(left - 1, 0)
+        rate, holds = self.speed / prices.plain, self.brought / self.expected
+        told, least, dared = [0.0], rate * prices.node, 0.0
+        self.told = told
+        for nodes, gain in enumerate(row.foresee()):
+            if nodes == 1:
+                chance = min(holds * gain, SUREST)
+                dared = prices.plain * (self.credit + BET / (1 - chance))
+                if prices.more[0] > dared:
+                    return -1
+            if nodes:
+                told.append(gain)
+                if nodes >= deepest or holds * (gain - told[-2]) < least:
+                    break
+        best, most, last = -1, 0.0, len(told) - 1
+        for at, (shape, more) in enumerate(zip(drafts, prices.more, strict=True)):
+            nodes = min(shape.max_nodes - 1, last)
+            worth = min(holds * told[nodes], room) - rate * more
+            if worth > most and more <= dared:
+                best, most = at, worth
+            if nodes == last:
+                break
+        return best
+
     def supply(self, row: PlannedRow, believed: float) -> float:
         """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
         return self.found.chance(believed) if row.foresee is None else 1.0
@@ -407,11 +452,14 @@ class RowMemory:
     def emitted(self, tokens: int, plain_steps: float, drafted: int) -> None:
         """A step with so many nodes drafted that took as long as so many plain ones."""
         fade = _FADE**tokens
+        if tokens > 1:
+            self.vain = 0
         if drafted and self.told:  # the best of many guesses is seldom as good as it looks
             told = self.told[min(drafted, len(self.told) - 1)]
             self.expected += told
             self.brought += tokens - 1
         self.expected = FORETOLD + (self.expected - FORETOLD) * fade
         self.brought = FORETOLD + (self.brought - FORETOLD) * fade
+        self.credit += tokens - (1 - RISK) * plain_steps
         self.tokens = self.tokens * fade + tokens
         self.time = self.time * fade + plain_steps
