@@ -126,6 +126,7 @@ def test_what_the_target_held_likely_at_any_node_is_kept():
     verdict = step.verify(Engine(target, drafter).choose_rule("all"), state, draft, scores)
     step.commit(target, drafter, state, draft, scores, verdict)
     best = int(scores.laws.logits_BRV[0, 0].argmax())
+    state.memory.rows[0].settle()
     assert state.memory.rows[0].after.row(2, 3)[0] == best
 
 
@@ -206,3 +207,18 @@ def test_who_names_no_drafter():
     assert drafters.usual(None, device="cuda") == "suffix"
     assert drafters.usual(None, options=DraftOptions(ngram=(1, 2))) == "prompt_lookup"
     assert drafters.usual(None, reads=True) == "reference_lookup"
+
+
+def test_steps_without_a_draft_that_are_read_at_once_tell_the_same():
+    draws, late, soon = random.Random(1), row([1, 2, 3], {}), row([1, 2, 3], {})
+    most = recall.Most(8, 8, chain=False)
+    for at in range(60):
+        token, likely = draws.randrange(6), draws.sample(range(6), 3)
+        late.follows([token], likely)
+        soon.follows([token], likely)
+        soon.settle()
+        assert len(late.unread) < recall.UNREAD
+        if at % 5 == 4:
+            assert list(late.foresee(most)) == list(soon.foresee(most))
+            assert late.foresee(most).first(8) == soon.foresee(most).first(8)
+    assert late.copy().text.tokens == soon.copy().text.tokens

@@ -8,7 +8,7 @@ from outrider.costs import Costs, Curve
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import Adaptive, BatchView, PlannedRow, StepReport
-from outrider.engine.speculation_policy.estimates import CostModel
+from outrider.engine.speculation_policy.prices import CostModel
 from outrider.types import PLAIN, DraftShape
 
 COSTS = Costs.of({1: 20.0, 3: 23.0, 5: 26.0})

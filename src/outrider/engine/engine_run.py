@@ -406,10 +406,8 @@ class EngineRun(Iterator[StepOutput]):
         """What the planner has drafted in this step."""
         numbers, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
         if rests:
-            plan = self._plan
-            self._rests = (
-                self._planned == numbers and isinstance(plan, AdaptiveState) and plan.resting()
-            )
+            plan = self._plan if self._planned == numbers else None
+            self._rests = isinstance(plan, AdaptiveState) and plan.resting()
             if self._rests:
                 return PLAIN
             self._planned = list(numbers)
@@ -422,7 +420,7 @@ class EngineRun(Iterator[StepOutput]):
         for at, number in enumerate(numbers):
             entry = self._requests.entries[number]
             if foreseeing is not None:
-                foresee = partial(_foreseen, all_rows, at)
+                foresee = partial(lambda at: all_rows()[at], at)
             requests.append(entry.request)
             rows.append(PlannedRow(number, entry.request, entry.length, foresee))
         free = self._free(requests)
@@ -457,8 +455,3 @@ class EngineRun(Iterator[StepOutput]):
     def _sweep(self) -> None:
         """Drop what is forgotten, but for requests that blocks on their way still name."""
         self._requests.sweep(self._scheduler.named + self._outputs.named)
-
-
-def _foreseen(all_rows: Callable[[], Sequence[Sequence[float]]], at: int) -> Sequence[float]:
-    """What was foreseen for one row of them."""
-    return all_rows()[at]
