@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 from outrider_lab.tasks.prompts import tasks, token_ids
 
 

@@ -31,7 +31,7 @@ from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.drafters.layer_skip import part
 from outrider.drafters.ngram_table import Table, count, read
 from outrider.shipped import shipped
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 from outrider.types import Drafter, LanguageModel
 from outrider_lab.bench.prompts import read_prompts
 from outrider_lab.drafters.lookahead import Lookahead

@@ -12,9 +12,15 @@ from tiny_media import (
     VISION,
     VOCAB,
     MediaType,
+    flat_patches,
     one_picture,
+    packed_patches,
+    patches,
     pixels,
+    several_pictures,
+    sized_picture,
     text,
+    tiles,
     vision,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -47,36 +53,6 @@ def _turned(kind, vision, text, **more):
     )
 
 
-def _several(random, size):
-    """A picture of the type's own axis of pictures."""
-    return {"pixel_values": pixels(random, 1, 1 + size, 3, 8, 8)}
-
-
-def _tiles(random, size):
-    """A picture in tiles, and the whole of it."""
-    wide = 8 * (1 + size)
-    return {
-        "pixel_values": pixels(random, 1, 2 + size, 3, 8, 8),
-        "image_sizes": torch.tensor([[8, wide]]),
-    }
-
-
-def _patches(random, size, channels=3 * 2 * 4 * 4):
-    """Patches of a picture of any size, merged by two and two."""
-    high, wide = 4, 4 + 2 * size
-    grid = torch.tensor([[1, high, wide]])
-    return {"pixel_values": pixels(random, high * wide, channels), "image_grid_thw": grid}
-
-
-def _sized(random, size):
-    """A picture of its own size."""
-    wide = 16 + 8 * size
-    return {
-        "pixel_values": pixels(random, 1, 3, 16, wide),
-        "image_sizes": torch.tensor([[16, wide]]),
-    }
-
-
 def _queried(kind, text, qformer, picture, count=lambda size: 4, **more):
     """A Q-Former compresses a picture for a language model of its own class."""
     parts = {
@@ -103,15 +79,6 @@ def _asked(random, shape):
 def _placed(ids, kwargs):
     """A mask of the picture's places, for which a prompt has no token of its own: Kosmos."""
     return {"image_embeds_position_mask": torch.tensor(ids)[None] == IMAGE}
-
-
-def _flat_patches(random, size):
-    """Flat patches behind their rows and columns, some of which are padding: Kosmos-2.5."""
-    patches = pixels(random, 1, 8, 2 + 3 * 4 * 4)
-    at = torch.arange(8)
-    patches[0, :, 0], patches[0, :, 1] = 1 + at // 4, 1 + at % 4
-    there = (at < 6 + 2 * size).long()[None]
-    return {"flattened_patches": patches * there[..., None]}
 
 
 def _kosmos(kind, vision, picture):
@@ -149,15 +116,6 @@ def _named(kind, **more):
     return config
 
 
-def _packed(random, size):
-    """Patches of a picture of any size in one row: MiniCPM."""
-    high, wide = 4, 4 + 4 * size
-    return {
-        "pixel_values": pixels(random, 1, 3, 16, high * wide * 16),
-        "target_sizes": torch.tensor([[high, wide]]),
-    }
-
-
 _SMALL = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -172,7 +130,7 @@ TYPES = {
     "llava": MediaType(lambda: _llava("llava")),
     "vipllava": MediaType(lambda: _llava("vipllava", vision_feature_layers=[-1, -2])),
     "llava_next": MediaType(
-        lambda: _llava("llava_next", image_grid_pinpoints=[[8, 8], [8, 16]]), _tiles
+        lambda: _llava("llava_next", image_grid_pinpoints=[[8, 8], [8, 16]]), tiles
     ),
     "llava_onevision": MediaType(
         lambda: CONFIG_MAPPING["llava_onevision"](
@@ -182,7 +140,7 @@ TYPES = {
             video_token_index=VIDEO,
             image_grid_pinpoints=[[8, 8], [8, 16]],
         ),
-        _tiles,
+        tiles,
     ),
     "aya_vision": MediaType(
         lambda: CONFIG_MAPPING["aya_vision"](
@@ -237,19 +195,19 @@ TYPES = {
             },
             **_IDS,
         ),
-        _several,
+        several_pictures,
     ),
     "idefics3": MediaType(
         lambda: CONFIG_MAPPING["idefics3"](
             text_config=text("llama"), vision_config=VISION, scale_factor=2, **_IDS
         ),
-        _several,
+        several_pictures,
     ),
     "smolvlm": MediaType(
         lambda: CONFIG_MAPPING["smolvlm"](
             text_config=text("llama"), vision_config=VISION, scale_factor=2, **_IDS
         ),
-        _several,
+        several_pictures,
     ),
     "mistral3": MediaType(
         lambda: CONFIG_MAPPING["mistral3"](
@@ -258,7 +216,7 @@ TYPES = {
             spatial_merge_size=2,
             **_INDEX,
         ),
-        _sized,
+        sized_picture,
     ),
     "lighton_ocr": MediaType(
         lambda: CONFIG_MAPPING["lighton_ocr"](
@@ -267,18 +225,18 @@ TYPES = {
             spatial_merge_size=2,
             **_IDS,
         ),
-        _sized,
+        sized_picture,
     ),
     "qwen2_vl": MediaType(
         lambda: _turned("qwen2_vl", {"embed_dim": 32, "mlp_ratio": 2}, {}, **_BOTH),
-        _patches,
+        patches,
         "mm_token_type_ids",
     ),
     "qwen2_5_vl": MediaType(
         lambda: _turned(
             "qwen2_5_vl", {"fullatt_block_indexes": [1], "window_size": 16}, {}, **_BOTH
         ),
-        _patches,
+        patches,
         "mm_token_type_ids",
     ),
     "qwen3_vl": MediaType(
@@ -288,7 +246,7 @@ TYPES = {
             {},
             **_BOTH,
         ),
-        _patches,
+        patches,
         "mm_token_type_ids",
     ),
     "qwen3_vl_moe": MediaType(
@@ -298,12 +256,12 @@ TYPES = {
             {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
             **_BOTH,
         ),
-        _patches,
+        patches,
         "mm_token_type_ids",
     ),
     "glm4v": MediaType(
         lambda: _turned("glm4v", {"image_size": 16}, {"partial_rotary_factor": 1.0}),
-        _patches,
+        patches,
         "mm_token_type_ids",
     ),
     "glm46v": MediaType(
@@ -312,7 +270,7 @@ TYPES = {
             vision_config={**_GRID, "model_type": "glm4v_vision", "image_size": 16},
             **_IDS,
         ),
-        _patches,
+        patches,
         "mm_token_type_ids",
     ),
     "got_ocr2": MediaType(
@@ -388,7 +346,7 @@ TYPES = {
             **_IDS,
             video_token_id=VIDEO,
         ),
-        lambda random, size: _patches(random, size, 48) | {"image_merge_sizes": torch.tensor([2])},
+        lambda random, size: patches(random, size, 48) | {"image_merge_sizes": torch.tensor([2])},
     ),
     "blip-2": _queried("blip-2", _OPT, {}, one_picture, **_INDEX),
     "instructblip": _queried(
@@ -410,7 +368,7 @@ TYPES = {
     "kosmos-2.5": _kosmos(
         "kosmos-2.5",
         {"patch_embed_hidden_size": 3 * 4 * 4, "head_dim": 8, "max_num_patches": 64},
-        _flat_patches,
+        flat_patches,
     ),
     "paligemma": MediaType(
         lambda: CONFIG_MAPPING["paligemma"](
@@ -435,12 +393,12 @@ TYPES = {
         first=True,
     ),
     **{
-        kind: MediaType(lambda kind=kind: _named(kind), _packed)
+        kind: MediaType(lambda kind=kind: _named(kind), packed_patches)
         for kind in ("minicpm_ocr", "minicpmv4_6")
     },
     "minicpmv4_7": MediaType(
         lambda: _named("minicpmv4_7", image_start_id=FIRST, image_end_id=LAST, newline_id=10),
-        _packed,
+        packed_patches,
         "mm_token_type_ids",
     ),
     "paddleocr_vl": MediaType(
@@ -451,7 +409,7 @@ TYPES = {
             **_BOTH,
         ),
         lambda random, size: (
-            _patches(random, size) | {"pixel_values": pixels(random, 4 * (4 + 2 * size), 3, 4, 4)}
+            patches(random, size) | {"pixel_values": pixels(random, 4 * (4 + 2 * size), 3, 4, 4)}
         ),
         "mm_token_type_ids",
     ),

@@ -85,3 +85,51 @@ class MediaType:
     beside: object = None
     image: int = IMAGE  #: the token that stands for it
     first: bool = False  #: whether it stands ahead of all words
+
+
+def several_pictures(random, size):
+    """A picture of the type's own axis of pictures."""
+    return {"pixel_values": pixels(random, 1, 1 + size, 3, 8, 8)}
+
+
+def tiles(random, size):
+    """A picture in tiles, and the whole of it."""
+    wide = 8 * (1 + size)
+    return {
+        "pixel_values": pixels(random, 1, 2 + size, 3, 8, 8),
+        "image_sizes": torch.tensor([[8, wide]]),
+    }
+
+
+def patches(random, size, channels=3 * 2 * 4 * 4):
+    """Patches of a picture of any size, merged by two and two."""
+    high, wide = 4, 4 + 2 * size
+    grid = torch.tensor([[1, high, wide]])
+    return {"pixel_values": pixels(random, high * wide, channels), "image_grid_thw": grid}
+
+
+def sized_picture(random, size):
+    """A picture of its own size."""
+    wide = 16 + 8 * size
+    return {
+        "pixel_values": pixels(random, 1, 3, 16, wide),
+        "image_sizes": torch.tensor([[16, wide]]),
+    }
+
+
+def flat_patches(random, size):
+    """Flat patches behind their rows and columns, some of which are padding: Kosmos-2.5."""
+    flat = pixels(random, 1, 8, 2 + 3 * 4 * 4)
+    at = torch.arange(8)
+    flat[0, :, 0], flat[0, :, 1] = 1 + at // 4, 1 + at % 4
+    there = (at < 6 + 2 * size).long()[None]
+    return {"flattened_patches": flat * there[..., None]}
+
+
+def packed_patches(random, size):
+    """Patches of a picture of any size in one row: MiniCPM."""
+    high, wide = 4, 4 + 4 * size
+    return {
+        "pixel_values": pixels(random, 1, 3, 16, high * wide * 16),
+        "target_sizes": torch.tensor([[high, wide]]),
+    }

@@ -1,7 +1,7 @@
 """Statistics: what a person wants to look at, apart from what the next step needs."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -257,9 +257,7 @@ class Stats(RequestStats):
     emit_ms: float = 0.0
     host_ms: float = 0.0
     prefill_ms: float = 0.0
-    sizes: dict[int, int] = field(
-        default_factory=dict
-    )  #: steps by nodes of a row, 1 for plain ones
+    sizes: Counter[int] = field(default_factory=Counter)  #: steps by nodes of a row; 1: plain ones
     predicted_ms: float = 0.0  #: of these steps, by the planner's costs; 0 without any
     why_plain: str = ""  #: of a planner: why most steps were plain, if they were
     why_dropped: str = ""  #: of a planner: why a draft model is asked no more, if it is not
@@ -270,16 +268,12 @@ class Stats(RequestStats):
     @property
     def plain_steps(self) -> int:
         """Steps in which nothing was drafted."""
-        return self.sizes.get(1, 0)
+        return self.sizes[1]
 
     @property
     def measured_ms(self) -> float:
         """What the steps have taken, the host's part included: beside `predicted_ms`."""
         return self.seconds * 1e3
-
-    def count_size(self, nodes: int) -> None:
-        """One more step with so many nodes a row."""
-        self.sizes[nodes] = self.sizes.get(nodes, 0) + 1
 
     def clock(self, times: Mapping[str, float]) -> None:
         """Note the milliseconds of each verb; what is left of `seconds` is the host's."""
@@ -293,8 +287,7 @@ class Stats(RequestStats):
         times = (f"{part}_ms" for part in (*VERBS, *GRAPHS, "host", "prefill"))
         counts = "engine_steps", "captures", "replays"
         _add(self, other, ("seconds", "predicted_ms", *counts, *times))
-        for nodes, steps in other.sizes.items():
-            self.sizes[nodes] = self.sizes.get(nodes, 0) + steps
+        self.sizes.update(other.sizes)
         self.why_plain = other.why_plain or self.why_plain
         self.why_dropped = other.why_dropped or self.why_dropped
         self.why_eager = other.why_eager

@@ -1,5 +1,6 @@
 """Tree shapes: from a branching vector or parents to the tables that models and rules read."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -47,21 +48,19 @@ def from_parents(parents: Sequence[int], device: torch.device | str = "cpu") -> 
                 f"in {list(parents)!r}; sort the nodes by depth"
             )
         depth.append(depth[parent] + 1)
-    fan = [parents.count(node) for node in range(len(parents))]
+    most = max(Counter(parents[1:]).values(), default=0)
     ancestors = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents[1:], start=1):
         ancestors[node] |= ancestors[parent]
-    levels = [0] + [depth.count(d) for d in range(depth[-1] + 1)]
-    for d in range(1, len(levels)):
-        levels[d] += levels[d - 1]
+    levels = *map(depth.index, range(depth[-1] + 1)), len(parents)  # nodes stand by depth
     return Tree(
         torch.tensor([parents], device=device),
         torch.tensor([depth], device=device),
         ancestors[None].to(device),
         max_depth=depth[-1],
-        max_draws=max(fan),
-        levels=tuple(levels),
-        is_chain=all(f <= 1 for f in fan),
+        max_draws=most,
+        levels=levels,
+        is_chain=most <= 1,
     )
 
 

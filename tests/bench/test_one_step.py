@@ -5,7 +5,7 @@ import torch
 
 import outrider
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 from outrider_lab.papers import one_step, record
 
 PROMPT = "def add(a, b):\n    return"

@@ -25,7 +25,7 @@ from outrider.integrations.generate_setup import generate_setup, load_arguments
 from outrider.loading import load
 from outrider.models import adapt
 from outrider.shipped import shipped
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 from outrider.verifiers.block import BlockVerifier
 from outrider_lab.certify import Power, certify, foreign
 from tiny import PROMPTS, decode, llama, pair, perturbed

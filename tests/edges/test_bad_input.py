@@ -164,6 +164,14 @@ def test_a_dtype_that_the_loaded_model_does_not_have():
         load(llama(), **(PLAIN | {"dtype": "bfloat16"}))
 
 
+@pytest.mark.parametrize("token", [-1, 4096, 1 << 33, 10**20])
+def test_token_ids_that_no_tokenizer_decodes(token):
+    speculator = load(**PLAIN, planner="fixed")
+    for ask in (speculator.generate, speculator.stream):
+        with refused(outrider.PromptError, "prompt 1 has token id", str(token), "vocabulary of"):
+            ask([[5], [6, token]])
+
+
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "prompt_lookup"])
 def test_prompts_that_cannot_be_decoded(name):
     target, small = pair(context=48)

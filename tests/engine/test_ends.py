@@ -6,7 +6,7 @@ from itertools import zip_longest
 import pytest
 
 from outrider import Engine, Root, SamplingParams, Speculator, Stop, StopConditions
-from outrider.text.tokens import Detokenizer
+from outrider.text.output_text import Detokenizer
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
 NAMES = ["root", "chain", "tree", "prompt_lookup"]

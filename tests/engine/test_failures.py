@@ -12,8 +12,8 @@ from outrider import (
     StopConditions,
 )
 from outrider.engine.engine_run import EngineRun
+from outrider.engine.outputs import RequestStatus
 from outrider.engine.request import Request
-from outrider.engine.scheduler import RequestStatus
 from outrider.models.cache import SlotCache
 from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, pair

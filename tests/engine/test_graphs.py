@@ -5,7 +5,7 @@ import torch
 from recorder import HostRead, Recorder
 
 from outrider import Engine, StopConditions, ops, verifiers
-from outrider.engine import graphs, output_processor, step
+from outrider.engine import graphs, outputs, step
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.graphs import CudaCapture, Graphed
 from outrider.engine.outputs import InFlightOutput
@@ -107,7 +107,7 @@ def sent(block, *more):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lag", [0, 1])
 def test_requests_that_come_while_others_run(lag, monkeypatch):
-    monkeypatch.setattr(output_processor, "InFlightOutput", sent)
+    monkeypatch.setattr(outputs, "InFlightOutput", sent)
     requests = [
         Request(tuple(prompt), how, end)
         for prompt, how, end in zip(PROMPTS * 2, SEEDED * 3, ENDS * 3, strict=False)

@@ -13,8 +13,8 @@ from outrider import (
 )
 from outrider.engine import scheduler
 from outrider.engine.engine_run import EngineRun
+from outrider.engine.outputs import NEXT, RequestStatus
 from outrider.engine.request import Request
-from outrider.engine.scheduler import NEXT, RequestStatus
 from outrider.types import Inputs
 from tiny import PROMPTS, VOCAB
 

@@ -1,15 +1,12 @@
 """Planners choose what is drafted, and texts do not change: greedy, coupled, and in law."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from outrider import (
     DraftModel,
     Engine,
-    PromptLookup,
     Root,
     SamplingParams,
     StopConditions,
@@ -18,7 +15,7 @@ from outrider import (
     verifiers,
 )
 from outrider.costs import Costs
-from outrider.drafters import Recall, Suffix
+from outrider.drafters import Suffix
 from outrider.drafters.recipes import DraftOptions
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import StepOutput
@@ -352,115 +349,6 @@ def test_who_gives_no_size_gets_the_planner(options, planner, depth):
     fixed, same = chosen("fixed", drafters.get("draft_model"), options)
     assert isinstance(fixed, FixedLength)
     assert same == options
-
-
-def test_costs_are_measured_before_a_run_and_told_once(monkeypatch):
-    target, small = pair()
-    told = []
-    engine = Engine(target, DraftModel(small, (1, 1)), None, "adaptive", kept=told.append)
-    monkeypatch.setattr(measure, "measured", MEASURED)
-    for _ in range(2):
-        texts, run = decode(engine, PROMPTS[:3], SamplingParams(0), StopConditions(12))
-    assert (
-        texts
-        == decode(Engine(target, Root()), PROMPTS[:3], SamplingParams(0), StopConditions(12))[0]
-    )
-    assert [sorted(costs.times) for costs in told] == [[1], [1, 4]]
-    assert all(ms > 0 for by in told[-1].times.values() for curve in by.values() for ms in curve[1])
-    assert run.stats.predicted_ms > 0
-    assert sum(run.stats.sizes.values()) == run.stats.engine_steps
-
-
-def test_what_nodes_cost_is_measured_by_nodes(monkeypatch):
-    """A target that takes its time for every node; the smallest chains cost as much as told."""
-    target, small = pair()
-    engine = Engine(target, DraftModel(small, (1,) * 12), None, "adaptive")
-    monkeypatch.setattr(measure, "ENOUGH", 1)
-    costs = MEASURED(engine, 1)
-    curve = costs.times[1][64]
-    assert curve.at == (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13)
-    assert list(curve.times) == sorted(curve.times)
-    assert curve.times[-1] > 2 * curve.times[0]  # twelve calls of a draft model
-
-
-@pytest.mark.parametrize(("seconds", "each"), [(0.0, measure.ROUNDS), (1e9, measure.ENOUGH)])
-def test_a_machine_that_is_fast_enough_is_looked_at_more_often(seconds, each, monkeypatch):
-    """Three looks at steps of some milliseconds differ by a tenth: one busy moment is believed."""
-    looks, sound = [], measure._on_cpu
-
-    def look(engine, step, batch, shape):
-        looks.append(shape)
-        return sound(engine, step, batch, shape)
-
-    target, small = pair()
-    monkeypatch.setattr(measure, "_on_cpu", look)
-    monkeypatch.setattr(measure, "CONTEXTS", (8,))
-    monkeypatch.setattr(measure, "SECONDS", seconds)
-    MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1)
-    assert {looks.count(shape) for shape in looks} == {each + 1}  # and one that warms up
-
-
-def test_a_machine_that_slows_down_between_looks_does_not_make_drafts_dear(monkeypatch):
-    """One plain step alone was seen at full pace: each size is still as much of it as it was."""
-    target, small = pair()
-    looks = iter(range(10**6))
-
-    def look(engine, step, batch, shape):
-        warm_up_and_one_plain_step = next(looks) < 4  # rounds begin with their last but the next
-        return shape.max_nodes, (4.0 + shape.max_depth) * (1 if warm_up_and_one_plain_step else 2)
-
-    monkeypatch.setattr(measure, "_on_cpu", look)
-    monkeypatch.setattr(measure, "CONTEXTS", (8,))
-    costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1)
-    assert costs.times[1][8] == ((1, 2, 3), (4.0, 5.0, 6.0))  # of the least of each: 10 and 12
-
-
-def test_on_a_card_replays_are_timed(monkeypatch):
-    """A chain looked dear, as the step that compiles or is captured was among the timed ones."""
-    done: list[int] = []
-    at: list[int] = []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            at.append(len(done))
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, end):
-            return float(sum(done[at[0] : at[1]]))
-
-    def step(batch, shape):
-        done.append((500, 200, 3)[min(len(done), 2)])  # compiles, is captured, is replayed
-        return SimpleNamespace(draft=SimpleNamespace(tree=SimpleNamespace(nodes=2)))
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    assert measure._on_cuda(step, None, PLAIN) == (2, 3.0)
-
-
-def kept_what_was_right(engine, batch, shape):
-    """A step whose token is the target's own: nothing of the made-up text goes on behind it."""
-    return engine.stepper()(batch.take(range(batch.rows)), shape).batch
-
-
-@pytest.mark.parametrize("drafter", [PromptLookup(8), Suffix(8), Recall(8), Recall(8, chain=True)])
-def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
-    """Every size has its own cost: one that never was drafted would be taken for free."""
-    target, _ = pair(vocab=1024)
-    monkeypatch.setattr(measure, "ENOUGH", 1)
-    engine = Engine(target, drafter, None, "adaptive")
-    sizes = (1, *(size for size in measure.SIZES if size <= 9))
-
-    def found(rows):
-        (curve,) = MEASURED(engine, rows).times[rows].values()
-        return curve.at
-
-    assert found(1) == found(2) == sizes
-    monkeypatch.setattr(measure, "_roomy", kept_what_was_right)
-    assert len(found(1)) < len(sizes)
 
 
 def test_a_fixed_depth_is_one_that_the_drafter_has():

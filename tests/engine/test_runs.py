@@ -14,8 +14,8 @@ from outrider import ConfigurationError, Engine, SamplingParams, StopConditions
 from outrider.engine import scheduler
 from outrider.engine.batch import Prefill, begin, groups, slab
 from outrider.engine.engine_run import EngineRun
+from outrider.engine.outputs import RequestStatus
 from outrider.engine.request import Request
-from outrider.engine.scheduler import RequestStatus
 from outrider.models.cache import SlotCache
 from tiny import DRAFTERS, PROMPTS, Restless, pair
 

@@ -13,7 +13,7 @@ from outrider import (
     StopConditions,
     UnknownName,
 )
-from outrider.engine.outputs import Logprobs
+from outrider.engine.request import Logprobs
 from outrider.models import adapt
 from tiny import PROMPTS, llama
 

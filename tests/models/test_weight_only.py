@@ -4,11 +4,11 @@ import pytest
 import torch
 from families import FAMILIES, build
 from tiny_whisper import audio, whisper
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import outrider
 from outrider import ConfigurationError, SamplingParams, StopConditions, UnknownName
-from outrider.models import adapt, isa, linear, weight_only
+from outrider.models import adapt, isa, linear, load_checks, weight_only
 from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
 from outrider.models.prefill import causal
@@ -46,6 +46,29 @@ def dense(model):
 def half_near(otherwise):
     """How near results of bfloat16 weights are: less where inputs are rounded to bfloat16, too."""
     return 0.03 if isa.has_bf16_products() else otherwise
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["opt", "gemma2"])
+def test_deep_models_that_run_their_own_forward_pass_the_check_at_load(family):
+    """A last bit of attention decides how the next product rounds: more than float32 is allowed."""
+    sizes = {
+        "opt": {"num_hidden_layers": 12, "ffn_dim": 512, "word_embed_proj_dim": 256},
+        "gemma2": {"num_hidden_layers": 12, "intermediate_size": 512, "head_dim": 64},
+    }
+    heads = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=512, **ends, **heads, **sizes[family])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3 if weight.dim() > 1 else 1)
+    target = adapt(kept(model, "bfloat16"))
+    assert load_checks.paths(target, "target") < (0.01 if isa.has_bf16_products() else 1e-3)
+    target.runner._takes -= {"position_ids"}  # a mistake that it has to find
+    with pytest.raises(outrider.UnsupportedModel):
+        load_checks.paths(target, "target")
 
 
 @needs_kernels

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.text.tokens import Detokenizer
+from outrider.text.output_text import Detokenizer
 from tokenizers_of import EMOJI, LETTERS, byte_fallback, byte_level
 
 LEVEL = byte_level(b" " + EMOJI[:2], b"b" + EMOJI[:1], b"." + EMOJI[:3])

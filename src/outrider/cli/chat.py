@@ -142,7 +142,7 @@ class Talk:
         """A conversation as it is, or as the template writes it where the model has tools."""
         if not self.tools:
             return told
-        from outrider.text.tokens import chat as templated
+        from outrider.text.prompts import chat as templated
 
         if self.speculator.media is not None and any(is_media(turn) for turn in told):
             raise PromptError("tools and files are not said together; got both; give one of them")

@@ -49,7 +49,7 @@ Language = Annotated[
     str | None, typer.Option("--language", "-l", help="Code or name. Default: detected.")
 ]
 Task = Annotated[str, typer.Option(help="transcribe, or translate into English.")]
-Times = Annotated[str, typer.Option(help=f"Times of {', '.join(TIMES[1:])}s, or none.")]
+Times = Annotated[str, typer.Option(help=f"Times that are told: {', '.join(TIMES)}.")]
 Formats = Annotated[
     list[str] | None,
     typer.Option("--format", "-f", help=f"{', '.join(FORMATS)}; may be repeated. Default: txt."),

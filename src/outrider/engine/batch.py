@@ -180,17 +180,12 @@ class Prefill:
             keys = [request.key for request in requests]
             self._known = prefixes.of(keys, waiting, least)
         #: tokens of every prompt that were read before and are copied
-        self.copied = self._read = (
-            0 if self._known is None else self._known.begin(target, self.cache)
-        )
+        self.copied = 0 if self._known is None else self._known.begin(target, self.cache)
+        #: how many tokens of each prompt are in the cache, padded to the longest
+        self.read = self.copied
         self._hidden: list[tuple[Tensor, ...]] = []
         #: logits behind each row's watched place, or last token, once all is read; if any watches
         self.watched_BV: Tensor | None = None
-
-    @property
-    def read(self) -> int:
-        """How many tokens of each prompt are in the cache, padded to the longest."""
-        return self._read
 
     @inference
     def step(self, tokens: int | None = None) -> Batch | None:
@@ -199,7 +194,7 @@ class Prefill:
         The batch once they are read: caches are full but for each row's pending token.
         """
         context, rows = self.context, len(self.requests)
-        if self._media is not None and not self._read:
+        if self._media is not None and not self.read:
             assert self._reader is not None
             read, states = self._reader.read_media(
                 self.cache,
@@ -208,11 +203,11 @@ class Prefill:
                 self.drafter.aux_layers,
                 None if self._known is None else self._known.prefixes.encoded,
             )
-            self._read = min(read, self._need)
-            self._hidden += [tuple(state[:, : self._read] for state in states)] if states else []
+            self.read = min(read, self._need)
+            self._hidden += [tuple(state[:, : self.read] for state in states)] if states else []
         stop = self._need
         if tokens is not None:
-            part = self._read + max(tokens // rows, 1)
+            part = self.read + max(tokens // rows, 1)
             if has_states(self.target):  # their pieces end on lines, wherever a prompt is cut
                 part = -(-part // LINE) * LINE
             stop = min(stop, part)
@@ -222,11 +217,11 @@ class Prefill:
             context.tokens_BL,
             stop,
             settled_B=context.length_B - 1,
-            start=self._read,
+            start=self.read,
             aux_layers=self.drafter.aux_layers,
             known=self._known,
         )
-        self._read = stop
+        self.read = stop
         if stop < self._need:
             return None
         sizes, watched, limits, reasons, stops = [], [], [], [], []

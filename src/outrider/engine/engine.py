@@ -28,8 +28,9 @@ from outrider.engine.graphs import (
     Graphed,
     refusal,
 )
-from outrider.engine.outputs import Logprobs, StepOutput
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import (
+    Logprobs,
     Request,
     StopConditions,
     broadcast_setting,

@@ -13,7 +13,7 @@ The loop, as long as a request is not over:
     score      the target's laws at each of them, in one call
     verify     which are kept, and the token behind them
     commit     the kept path becomes text; the rest is forgotten
-    process    what was emitted is counted and made ready to be told            output_processor.py
+    process    what was emitted is counted and made ready to be told            outputs.py
     learn      the planner sees what was kept, and what it took
 
 Rows, and what becomes of a request: docs/requests-and-rows.md.
@@ -32,10 +32,16 @@ from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed
-from outrider.engine.output_processor import OutputProcessor
-from outrider.engine.outputs import StepOutput
+from outrider.engine.outputs import (
+    OutputProcessor,
+    ReadOutput,
+    RequestState,
+    RequestStatus,
+    RequestTable,
+    StepOutput,
+)
 from outrider.engine.request import Request, check, check_fit, clip_shape
-from outrider.engine.scheduler import RequestState, RequestStatus, RequestTable, Scheduler
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.speculation_policy import (
     AdaptiveState,
     BatchView,
@@ -102,7 +108,7 @@ class EngineRun(Iterator[StepOutput]):
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(max_num_seqs))
         #: Whether the planner is not asked ahead of the step under way; steps it has not been told.
-        self._rests, self._untold = False, list[StepReport]()
+        self._rests, self._untold = False, list[ReadOutput]()
         self._planned: list[int] = []  #: the rows that it was asked of last
         self._closed = False
         self._device = torch.device(engine.target.device)
@@ -259,9 +265,6 @@ class EngineRun(Iterator[StepOutput]):
 
     # ------------------------------------------------------------------ the loop
 
-    def __iter__(self) -> "EngineRun":
-        return self
-
     def __next__(self) -> StepOutput:
         while not self._requests.ready:
             if self.done:
@@ -286,17 +289,8 @@ class EngineRun(Iterator[StepOutput]):
 
     @inference
     def _turn(self) -> None:
+        """Rows that are over leave, prompts are read, newcomers get a row, and all make a step."""
         self._mark = self._mark or time.perf_counter()
-        reading = self._schedule()
-        if self._scheduler.rows:
-            self._step()
-        now, stats = time.perf_counter(), self._requests.stats
-        stats.seconds += now - self._mark - reading
-        stats.prefill_ms += 1e3 * reading
-        self._mark = 0.0 if self.done else now
-
-    def _schedule(self) -> float:
-        """Rows that are over leave, prompts are read, newcomers get a row; seconds of reading."""
         entries, rows = self._requests.entries, self._scheduler.rows
         if self._outputs.lag and any(entries[number].cut for number in rows):
             self._learn(self._outputs.read())  # what is unread tells whether their rows are clean
@@ -304,7 +298,13 @@ class EngineRun(Iterator[StepOutput]):
         if self._requests.forgotten:
             self._sweep()
         rests = not isinstance(self.engine.planner, FixedLength)
-        return self._scheduler.arrive(self._free if rests else None)
+        reading = self._scheduler.arrive(self._free if rests else None)
+        if self._scheduler.rows:
+            self._step()
+        now, stats = time.perf_counter(), self._requests.stats
+        stats.seconds += now - self._mark - reading
+        stats.prefill_ms += 1e3 * reading
+        self._mark = 0.0 if self.done else now
 
     def _step(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
@@ -333,22 +333,24 @@ class EngineRun(Iterator[StepOutput]):
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
             self._learn(self._outputs.process(output, self._seconds() - started))
         self._clock.lap("emit")
-        self._requests.stats.count_size(made.draft.tree.nodes)
+        self._requests.stats.sizes[made.draft.tree.nodes] += 1
         self._requests.stats.engine_steps += 1
 
-    def _learn(self, steps: Sequence[StepReport]) -> None:
+    def _learn(self, steps: Sequence[ReadOutput]) -> None:
         """What the planner learns from finished steps; whether their drafts are of no use.
 
         While it rests several steps are told at once, as one by one costs several times as much.
         """
         self._untold += steps
-        if self._rests and not any(block.finish_reason for step in steps for block in step.blocks):
+        if self._rests and not any(block.finish_reason for _, each in steps for block in each):
             return
         steps, self._untold = self._untold, []
         watch, batch = self.engine.watch, self._scheduler.batch
-        for step in steps:
+        for output, blocks in steps:
+            tree, took = output.draft.tree, None if self._outputs.lag else 1e3 * output.seconds
+            step = StepReport(blocks, tree.nodes, tree.max_depth, took)
             if not watch.over and batch is not None:
-                if watch.saw(self._by_model(batch, step.blocks)):
+                if watch.saw(self._by_model(batch, blocks)):
                     context, row = batch.context, 0
                     self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
             self._plan = self.engine.planner.learn(self._plan, step)

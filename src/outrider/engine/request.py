@@ -3,12 +3,11 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from outrider import arguments
-from outrider.engine.outputs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError, UnknownName
 from outrider.models import load_checks
 from outrider.models.decoder import adapters_of, media_of
@@ -23,11 +22,37 @@ from outrider.types import (
     MultiModalInputs,
 )
 
+ReportedProbs = Literal["processed", "shaped", "raw"]
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """What a request wants to be told of its tokens.
+
+    top  how many of the likeliest tokens at each place, with theirs
+    law  "processed": the law that the token was emitted from, penalties, temperature and filters
+         in (greedy requests, whose law is one-hot, are told of "shaped"); "shaped": penalties,
+         biases and processors in, at temperature 1; "raw": the model's own
+
+    Raises ConfigurationError for a number that is none, UnknownName for another law.
+
+    >>> Logprobs(5, "raw").top
+    5
+    """
+
+    top: int = 0
+    law: ReportedProbs = "processed"
+
+    def __post_init__(self) -> None:
+        arguments.wholes(self, "use 0 for the emitted token alone", top=0)
+        if self.law not in get_args(ReportedProbs):
+            raise UnknownName("law of log-probabilities", self.law, get_args(ReportedProbs))
+
 
 @dataclass(frozen=True)
 class StopConditions:
     """When a row ends: a token budget and stop token ids. (Stop strings are looked for in the text,
-    by `outrider.text.tokens.Detokenizer`.)
+    by `outrider.text.output_text.Detokenizer`.)
 
     max_new_tokens  token budget; None, the default, runs to the end of the model's context
     stop_ids        tokens that end the row; none by default

@@ -128,12 +128,14 @@ def _allowed(dtype: torch.dtype, tolerance: float | None) -> float:
 
 
 def _allowed_of(model: LanguageModel, tolerance: float | None) -> float:
-    """The same for this model: states are summed in an order of our own, and by products that round
-    what they are given a last bit shows as half precision."""
-    network = None
-    if isinstance(model, TreeDecoder) and model.recurrent:
+    """The same for this model: a tree's sums have another order than a path's in attention, and by
+    products that round what they are given to bfloat16 a last bit shows as half precision. So it
+    does in states by products of whole numbers, which keep 16 bits."""
+    coarse = False
+    if isinstance(model, TreeDecoder):
         network = read(model.runner, "model", torch.nn.Module)
-    coarse = network is not None and weight_only.rounds(network)
+        kept = {} if network is None else weight_only.formats(network)
+        coarse = "bf16" in kept or (model.recurrent and any(name != "f32" for name in kept))
     return _allowed(torch.bfloat16 if coarse else model.dtype, tolerance)
 
 

@@ -335,15 +335,6 @@ def formats(model: nn.Module) -> dict[str, int]:
     return found
 
 
-def rounds(model: nn.Module) -> bool:
-    """Whether products of a model may round what they multiply the weights with, on some machine.
-
-    >>> rounds(nn.Linear(4, 4))
-    False
-    """
-    return bool(formats(model).keys() - {"f32"})
-
-
 def bytes_a_weight(dtype: str) -> float:
     """Of memory, scales of blocks and all.
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outrider.engine.outputs import Logprobs, StepOutput
-from outrider.engine.request import Request, assign_adapters, check
+from outrider.engine.outputs import StepOutput
+from outrider.engine.request import Logprobs, Request, assign_adapters, check
 from outrider.models.prefill import causal, inference
 from outrider.speech.audio import Samples
 from outrider.speech.prompted_transcriber import PromptedTranscription

@@ -20,7 +20,7 @@ from outrider.server.tool_parsers import (
     reasoning_parser,
     tool_parser,
 )
-from outrider.text.tokens import chat
+from outrider.text.prompts import chat
 from outrider.types import MultiModalInputs
 
 #: What the server says to a template itself.

@@ -11,8 +11,7 @@ import outrider
 from outrider.drafters.root import Root
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
-from outrider.engine.outputs import Logprobs
-from outrider.engine.request import Request, StopConditions
+from outrider.engine.request import Logprobs, Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.models import budget
 from outrider.models.decoder import adapters_of

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from outrider.engine.outputs import Logprobs, StepOutput
-from outrider.engine.request import Request, StopConditions
+from outrider.engine.outputs import StepOutput
+from outrider.engine.request import Logprobs, Request, StopConditions
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.server import speculation_methods as lane
@@ -31,7 +31,7 @@ from outrider.server.protocol import (
 from outrider.stats import RequestStats
 from outrider.text.decoder_prompt import RULES, ruled
 from outrider.text.output_text import IncrementalText, Stop, stop_ids
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 
 _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it
 

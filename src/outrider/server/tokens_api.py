@@ -11,7 +11,7 @@ from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import ChatCompletionRequest, Size
 from outrider.server.request_parsing import RequestParser
 from outrider.server.tool_parsers import chat_template
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 
 
 class TokenizeBody(Body):

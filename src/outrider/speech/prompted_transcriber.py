@@ -14,8 +14,7 @@ import numpy as np
 
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
-from outrider.engine.outputs import Logprobs
-from outrider.engine.request import Request, StopConditions
+from outrider.engine.request import Logprobs, Request, StopConditions
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech import audio, vad

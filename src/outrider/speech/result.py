@@ -165,9 +165,6 @@ class SegmentStream(Iterator[Segment], ABC):
             pass
         return self
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Segment:
         while not self._ready:
             if self.done:

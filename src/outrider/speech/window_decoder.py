@@ -17,8 +17,7 @@ from outrider.engine.beam_search.search import admit, search
 from outrider.engine.beam_search.step import State
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
-from outrider.engine.outputs import Logprobs
-from outrider.engine.request import Request, StopConditions, check
+from outrider.engine.request import Logprobs, Request, StopConditions, check
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.sampling.timestamps import Timestamps
 from outrider.speech.settings import (

@@ -1,16 +1,19 @@
 """One text as it grows from blocks of tokens: words, stop strings, log-probabilities."""
 
+import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from outrider import arguments
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError
+from outrider.models.token_bytes import spelling_of
 from outrider.stats import RequestStats, Stats
-from outrider.text.tokens import Detokenizer, special_stops
 from outrider.types import Tokenizer
 
 # What users get: texts with their statistics, whole or block by block.
@@ -152,12 +155,165 @@ def stop_ids(
     return ids + special_stops(tokenizer, stop.strings)
 
 
+def special_stops(tokenizer: Tokenizer | None, strings: Sequence[str]) -> tuple[int, ...]:
+    """Ids of the stop strings that are special tokens, which no decoded text contains.
+
+    Raises ConfigurationError for a stop string with a special token inside: it could never match.
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):  # others do not tell
+        return ()
+    ids = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    for id_, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            ids[token.content] = id_
+    for given in strings:
+        inside = next((token for token in ids if token and token in given), None)
+        if inside is not None and given not in ids:
+            raise ConfigurationError(
+                f"a stop string must be text or one special token; got {given!r}, which contains "
+                f"the special token {inside!r}; use {inside!r} alone, or token_ids=({ids[inside]},)"
+            )
+    return tuple(ids[given] for given in strings if given in ids)
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
 def _is_token(value: Any) -> bool:
     return arguments.is_whole(value) and value >= 0
+
+
+# Text of tokens.
+
+_HALF = "\ufffd"  #: how characters end a text that are not complete
+_GOES_ON = {bytes([byte]) for byte in range(0x80, 0xC0)}  #: UTF-8 within a character
+_TAIL = 4  #: tokens of the prompt that are decoded along
+_WINDOW = 8  #: tokens that are decoded again with the next ones
+
+
+def _from_a_character(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """The end of a prompt, from a token on that does not go on with a character."""
+    spelling = spelling_of(tokenizer)
+    sizes = range(_TAIL, min(_TAIL + 4, len(prompt)))
+    first = (size for size in sizes if spelling.bytes_of(prompt[-size])[:1] not in _GOES_ON)
+    return list(prompt[-next(first, _TAIL) :])
+
+
+def _complete(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The characters of these tokens that are complete."""
+    data = spelling_of(tokenizer).spelled(ids)
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+
+
+class Detokenizer:
+    """Text of a growing token sequence, and the first stop string in it.
+
+    Decoding restarts at a recent token so that its cost does not grow with the text; characters
+    that are still incomplete (a multi-byte character split between tokens) are held back. The end
+    of the prompt is decoded along, because some tokenizers drop the space of a first token.
+
+    special  whether special tokens are in the text
+    behind   where in a text stop strings are looked for; None: not yet
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str] = (),
+        prompt: Sequence[int] = (),
+        special: bool = False,
+        behind: Callable[[str], int | None] | None = None,
+    ) -> None:
+        if not all(stop_strings):
+            raise ConfigurationError("a stop string is empty; got ''; remove it")
+        self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
+        self._special, self._behind = special, behind
+        self.ids: list[int] = list(prompt[-_TAIL:])
+        self.text = ""
+        self.stopped_at: int | None = None  #: number of tokens that completed a stop string
+        self._prefix, self._read, self._told = 0, len(self.ids), 0
+        whole = self._text(self.ids)
+        if whole.startswith(_HALF):
+            self.ids = _from_a_character(tokenizer, prompt)
+            self._read, whole = len(self.ids), self._text(self.ids)
+        #: What is known of the text of the tokens from the prefix on: it begins with one of these.
+        self._known: tuple[str, ...] = (whole,)
+        if whole.endswith(_HALF):  # to be completed, or as it is
+            complete = _complete(tokenizer, self.ids)
+            self._known = (whole, complete, complete.removeprefix(" "), whole.rstrip(_HALF))
+        self._tail = max(map(len, stop_strings), default=0)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Add tokens and return the new text; a stop string cuts it and what follows."""
+        for token in ids if self.stop_strings else [None]:
+            self.ids.extend(ids if token is None else [token])
+            before = len(self.text)
+            self._decode()
+            if self.stop_strings and self._cut_at_stop_string(before):
+                break
+        sure = not self.stop_strings or self.stopped_at is not None
+        return self._tell(0 if sure else self._begun())
+
+    def finish(self) -> str:
+        """What was held back; nothing the second time."""
+        whole = self._text(self.ids[self._prefix :])
+        rest = whole[self._had(whole) :]
+        self._prefix, self._read, self._known = len(self.ids), len(self.ids), ("",)
+        self.text += rest if self.stopped_at is None else ""
+        return self._tell(0)
+
+    def _tell(self, held: int) -> str:
+        new = self.text[self._told : len(self.text) - held]
+        self._told += len(new)
+        return new
+
+    def _begun(self) -> int:
+        """Length of the longest end of the text with which a stop string begins."""
+        sizes = range(min(self._tail - 1, len(self.text)), 0, -1)
+        ends = (n for n in sizes if any(s.startswith(self.text[-n:]) for s in self.stop_strings))
+        return next(ends, 0)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=not self._special, clean_up_tokenization_spaces=False
+        )
+
+    def _decode(self) -> None:
+        """What is certain of the text now: a character that later tokens complete is not."""
+        whole = self._text(self.ids[self._prefix :])
+        sure, had = whole.rstrip(_HALF), self._had(whole)
+        if len(sure) <= had:
+            return
+        self.text += sure[had:]
+        self._known = (sure,)
+        if sure == whole:
+            if len(self.ids) - self._prefix > _WINDOW:
+                self._prefix = self._read
+                self._known = (self._text(self.ids[self._prefix :]),)
+            self._read = len(self.ids)
+
+    def _had(self, whole: str) -> int:
+        """How much of a text is known. Half a character that a prompt ends with, and no token
+        completes, is the prompt's."""
+        for known in self._known:
+            if whole.startswith(known):
+                break
+        return len(known)
+
+    def _cut_at_stop_string(self, before: int) -> bool:
+        """End the text before the first stop string, if one is there now."""
+        since = 0 if self._behind is None else self._behind(self.text)
+        if since is None:
+            return False
+        start = max(since, before - self._tail)
+        found = [self.text.find(s, start) for s in self.stop_strings]
+        places = [at for at in found if at >= 0]
+        if not places:
+            return False
+        self.text = self.text[: min(places)]
+        self.stopped_at = len(self.ids)
+        return True
 
 
 @dataclass
@@ -188,16 +344,13 @@ class IncrementalText:
             if self.tokenizer
             else None
         )
+        #: Whether a stop string may end it.
+        self.watched = self._words is not None and bool(self._words.stop_strings)
 
     @property
     def text(self) -> str:
         """What is certain of the text: characters that are not complete are held back."""
         return "" if self._words is None else self._words.text
-
-    @property
-    def watched(self) -> bool:
-        """Whether a stop string may end it."""
-        return self._words is not None and bool(self._words.stop_strings)
 
     def append(self, block: StepOutput) -> TextBlock:
         """A block's words. A stop string cuts the block, which then ends the answer: "stop"."""
@@ -256,9 +409,6 @@ class Stream(Iterator[TextBlock]):
 
     def __init__(self, run: EngineRun, answers: Sequence[IncrementalText]) -> None:
         self.run, self._answers = run, answers
-
-    def __iter__(self) -> "Stream":
-        return self
 
     def drain(self) -> None:
         """Decode to the end. Rows without stop strings become text once, not block by block."""

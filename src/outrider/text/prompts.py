@@ -1,7 +1,8 @@
 """What users give to be answered, as the engine takes it: prompts, sources, and what goes along."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
@@ -17,7 +18,6 @@ from outrider.errors import ConfigurationError, PromptError
 from outrider.models.config import read
 from outrider.text.decoder_prompt import DecoderPrompt
 from outrider.text.media_processor import MediaProcessor, has_media
-from outrider.text.tokens import encode, separate
 from outrider.types import Drafter, Inputs, LanguageModel, MultiModalInputs, Tokenizer
 
 # Which adapter writes each answer, as it is asked for: by its name, or by vLLM's LoRARequest.
@@ -58,6 +58,120 @@ def _name(given: object) -> str | None:
         do = "give the name that it has in lora_modules, or None"
         arguments.refuse("lora_request", "an adapter by name", given, do)
     return name
+
+
+def separate(prompts: object) -> list[object]:
+    """The prompts of a call, which gives one or several: text, token ids or conversations.
+
+    Raises PromptError for what is no prompt at all; each prompt is looked at by `encode`.
+
+    >>> separate([5, 6]), separate(["a", "b"])
+    ([[5, 6]], ['a', 'b'])
+    """
+    if isinstance(prompts, arguments.Listable):  # a tensor or an array of token ids
+        prompts = prompts.tolist()
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(
+        prompts, (Sequence, Iterator, KeysView, ValuesView)
+    ):  # a mapping, a table or a set would be read as its names, or in any order
+        raise _no_prompt("a prompt", prompts)
+    every = list(prompts)
+    first = arguments.plain(every[0]) if every and isinstance(prompts, Sequence) else None
+    if isinstance(first, Real) or (isinstance(first, Mapping) and "input_ids" not in first):
+        return [every]
+    return every
+
+
+def _no_prompt(what: str, given: object) -> PromptError:
+    """The error for something that is no prompt, with what to do about it."""
+    do = "give a string, a list of whole numbers, or a list of them for several prompts"
+    if isinstance(given, (bytes, bytearray)):
+        do = "decode it first: prompt.decode()"
+    elif isinstance(given, Mapping) and "input_ids" in given:
+        do = 'pass the token ids alone, ["input_ids"] of it, one list per prompt without padding'
+    elif isinstance(given, Mapping):
+        do = 'a conversation is a list of messages: [{"role": "user", "content": "..."}]'
+    elif isinstance(given, (set, frozenset)):
+        do = "a set has no order; give a list"
+    kind = type(given).__name__
+    return PromptError(
+        f"{what} must be text, token ids or messages; got a value of type {kind}; {do}"
+    )
+
+
+def encode(tokenizer: Tokenizer | None, prompt: object, number: int = 0) -> list[int]:
+    """Token ids of a prompt; ids pass through, messages go through the chat template."""
+    prompt = arguments.plain(prompt)
+    if not isinstance(prompt, (Sequence, arguments.Listable)):
+        raise _no_prompt(f"prompt {number}", prompt)
+    if isinstance(prompt, (bytes, bytearray)):
+        raise _no_prompt(f"prompt {number}", prompt)
+    if is_chat(prompt):
+        return chat(tokenizer, prompt, number)
+    if not isinstance(prompt, str):
+        return token_ids(prompt, number)
+    if not prompt:
+        raise PromptError(
+            f"prompt {number} is empty; got ''; give at least one character, or the ids of the BOS "
+            "token to start from nothing"
+        )
+    if tokenizer is None:
+        raise ConfigurationError(
+            "a text prompt needs a tokenizer; none was loaded; pass tokenizer=... or give token ids"
+        )
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"prompt {number} is not valid text; got {prompt[error.start]!r} at character "
+            f"{error.start}; give UTF-8"
+        ) from error
+    return tokenizer(prompt)["input_ids"]
+
+
+def is_chat(prompt: object) -> TypeGuard[Sequence[object]]:
+    """Whether a prompt is a conversation: a list of messages."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return False
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def chat(
+    tokenizer: Tokenizer | None,
+    messages: Sequence[object],
+    number: int = 0,
+    template: Mapping[str, object] | None = None,
+) -> list[int]:
+    """Token ids of a conversation, with the opening of the assistant's next turn.
+
+    template  what the chat template is told besides, such as `tools`
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerBase) or tokenizer.chat_template is None:
+        raise ConfigurationError(
+            f"prompt {number} is a list of messages, but there is no chat template; got "
+            f"{'no tokenizer' if tokenizer is None else 'a tokenizer without one'}; set "
+            "tokenizer.chat_template, or give text"
+        )
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise PromptError(
+                f"prompt {number} has a message without role and content; got {message!r}; write "
+                '{"role": "user", "content": "..."}'
+            )
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(
+            list(messages),
+            **{"add_generation_prompt": True, **(template or {})},
+            tokenize=True,
+            return_dict=False,
+        )
+    except Exception as error:  # a template is a program of its own, which may refuse messages
+        raise PromptError(
+            f"the chat template does not take the messages of prompt {number}; got "
+            f"{type(error).__name__}: {error}; change the messages, or give text"
+        ) from error
+    return ids
 
 
 #: A text or its token ids.

@@ -18,6 +18,7 @@ from outrider.stats import RequestStats, Stats
 from outrider.text.decoder_prompt import SILENT, DecoderPrompt, ModelDefaults, ruled
 from outrider.text.output_text import (
     Completion,
+    Detokenizer,
     Generation,
     IncrementalText,
     NearTie,
@@ -33,7 +34,6 @@ from outrider.text.prompts import (
     adapter_names,
     refuse_useless,
 )
-from outrider.text.tokens import Detokenizer
 from outrider.types import Drafter, Inputs, Verifier
 
 if TYPE_CHECKING:
@@ -277,16 +277,13 @@ class Speculator:
             settings = [_reseeded(s, copy) for s in settings for copy in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
         ends: dict[Stop, StopConditions] = {}
-        limits, answers = [], []
-        for s, ids in zip(stops, asked.prompts, strict=True):
+        for s in stops:
             if s not in ends:
                 ends[s] = StopConditions(s.max_new_tokens, self.stop_ids(s))
-            limits.append(ends[s])
-            answers.append(IncrementalText(self.tokenizer, s, ids, ends[s].stop_ids))
         run = self.engine.run(
             asked.prompts,
             self._ruled(settings, asked.prompts, rules),
-            limits,
+            [ends[s] for s in stops],
             inputs=asked.inputs,
             references=asked.references,
             adapters=adapters,
@@ -294,6 +291,11 @@ class Speculator:
             trace=trace,
             logprobs=logprobs,
         )
+        # behind the engine's checks: a tokenizer decodes no id that is outside its vocabulary
+        answers = [
+            IncrementalText(self.tokenizer, s, ids, ends[s].stop_ids)
+            for s, ids in zip(stops, asked.prompts, strict=True)
+        ]
         return Stream(run, answers)
 
     def _beamed(

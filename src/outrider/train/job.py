@@ -25,8 +25,8 @@ from outrider.models.layer_subset import check, depth
 from outrider.models.sources import ModelSource
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
+from outrider.text.prompts import encode
 from outrider.text.speculator import Speculator
-from outrider.text.tokens import encode
 from outrider.train import texts
 from outrider.train.features import Alpha, Features, TrainText, alpha, read, record
 from outrider.train.students import HeadStudent, LayerStudent, Student, usual_aux_layers

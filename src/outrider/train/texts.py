@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.errors import ConfigurationError
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 from outrider.train.features import TrainText
 from outrider.types import Tokenizer
 

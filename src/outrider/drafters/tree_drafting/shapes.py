@@ -60,18 +60,18 @@ def fixed(parents: tuple[int, ...], device: torch.device) -> Layout:
     """
     tree = from_parents(parents, device)
     children: list[list[int]] = [[] for _ in parents]
+    ranks = [0] * len(parents)  # of each node among its siblings
     for node, parent in enumerate(parents[1:], start=1):
+        ranks[node] = len(children[parent])
         children[parent].append(node)
     most = max(tree.max_draws, 1)
     draws = [below + [-1] * (most - len(below)) for below in children]
     levels = []
     for depth in range(tree.max_depth):
         start, stop, end = tree.levels[depth : depth + 3]
-        fan = tuple(len(below) for below in children[start:stop])
-        above = [parents[child] for child in range(stop, end)]
-        ranks = [children[parent].index(child) for child, parent in enumerate(above, start=stop)]
-        parent_m = torch.tensor(above, device=device) - start
-        rank_m = None if len(set(fan)) == 1 else torch.tensor(ranks, device=device)
+        fan = tuple(map(len, children[start:stop]))
+        parent_m = torch.tensor(parents[stop:end], device=device) - start
+        rank_m = None if len(set(fan)) == 1 else torch.tensor(ranks[stop:end], device=device)
         levels.append(TreeLevel(depth, start, stop, end, max(fan), fan, parent_m, rank_m))
     return Layout(
         tuple(levels),

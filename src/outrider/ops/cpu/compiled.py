@@ -1,11 +1,9 @@
 """All rows of a batch in one compiled call, bit for bit what Python does with one after another.
 
 block  block verification (`models/cpu_kernels/block.c`): of rows of up to some thousand tokens
-whose
-       draft carries the weights that it was drawn from, with the noise of their seeds; what it
-       does not take is walked in NumPy
+       whose draft carries the weights that it was drawn from, with the noise of their seeds; what
+       it does not take is walked in NumPy
 draw   a token of every urn (`models/cpu_kernels/draws.c`)
-contenders, likely  what is looked for in rows of logits (`models/cpu_kernels/logits.c`)
 """
 
 import ctypes
@@ -26,8 +24,6 @@ from outrider.types import Draft, Draws, Laws, Scores
 _AT_ONCE = 1 << 19  #: weights
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _DRAW = (*(_WHOLE,) * 5, *(_POINTER,) * 3, _WHOLE, _POINTER, _POINTER)
-_RACE = (_WHOLE, _POINTER, ctypes.c_float, _POINTER, _POINTER)
-_LIKELY = (_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, _POINTER, _POINTER, _POINTER)
 _FLOAT = np.dtype(np.float32).str
 _LIMITS = (ctypes.c_double * 5)(LEAST, MOST, LARGEST, NOTHING, EMPTY)
 
@@ -130,41 +126,6 @@ def draw(weights: Array, sums: Array, block: int, keys: Array, index: int) -> tu
         sums.ctypes.data, keys.ctypes.data, index, tokens.ctypes.data, masses.ctypes.data,
     )  # fmt: skip
     return tokens, masses
-
-
-def contenders(logits: Array, inverse: float, key: int) -> Array | None:
-    """The tokens of a row that may win the race of a stream, in order; None: not looked for.
-
-    Few of them lose: what is then to be computed of the race is a hundredth.
-    """
-    run = build.optional("outrider_contenders", _RACE) if logits.dtype == np.float32 else None
-    if run is None:
-        return None
-    row = np.ascontiguousarray(logits)
-    found = _places(row.size)
-    name = ctypes.c_uint64(key)
-    count = run(row.size, row.ctypes.data, inverse, ctypes.addressof(name), found.ctypes.data)
-    return found[:count]
-
-
-def likely(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
-    """`outrider.ops.cpu.filters` of rows [R, V], [R, count]; None: not looked for."""
-    run = build.optional("outrider_likely", _LIKELY) if logits.dtype == np.float32 else None
-    if run is None:
-        return None
-    rows = np.ascontiguousarray(logits)
-    found = np.empty((len(rows), count), dtype=np.int64)
-    least = None if floors is None else np.ascontiguousarray(floors, dtype=np.float32)
-    run(
-        *rows.shape, count, gap, rows.ctypes.data,
-        None if least is None else least.ctypes.data, found.ctypes.data,
-    )  # fmt: skip
-    return found
-
-
-@per_thread
-def _places(vocab: int) -> Array:
-    return np.empty(vocab, dtype=np.int64)
 
 
 @per_thread

@@ -6,6 +6,7 @@ A threshold on p is lowered until the tokens above it reach top_p; they alone ar
 laws of language models that is a few hundred tokens of the vocabulary. Ties at the floor stay in.
 """
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.ops.cpu import compiled
-from outrider.ops.cpu.host_tables import Array
+from outrider.models.cpu_kernels import build
+from outrider.ops.cpu.host_tables import Array, per_thread
 from outrider.ops.reference.probs import floors as reference_floors
 from outrider.ops.reference.probs import least, partial, unscaled
 from outrider.row_params import SamplingRows
@@ -25,6 +26,9 @@ from outrider.types.drafts import Host
 
 # The most probable tokens of laws on a CPU: two passes over each, and nothing is sorted whole.
 
+_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+_LIKELY = (_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, _POINTER, _POINTER, _POINTER)
+_RACE = (_WHOLE, _POINTER, ctypes.c_float, _POINTER, _POINTER)
 MOST = 8  #: tokens of a law that are found in one pass
 
 
@@ -34,11 +38,7 @@ class Peaks(NamedTuple):
 
     tokens: list[list[int]]
     logits: list[list[float]]
-
-    @property
-    def sound(self) -> bool:
-        """Whether every law has one."""
-        return all(row[0] >= 0 for row in self.tokens)
+    sound: bool  #: whether every law has one
 
 
 @dataclass
@@ -69,11 +69,11 @@ def peaks(laws: Laws) -> Peaks | None:
     if not once.asked:
         once.asked = True
         rows = laws.logits_BRV.detach().numpy().reshape(-1, laws.logits_BRV.shape[-1])
-        tokens = compiled.likely(rows, None, MOST, math.inf) if rows.size else None
+        tokens = _in_one_pass(rows, None, MOST, math.inf) if rows.size else None
         if tokens is not None:
             found = np.take_along_axis(rows, tokens, 1)
             found[tokens < 0] = -np.inf
-            once.peaks = Peaks(tokens.tolist(), found.tolist())
+            once.peaks = Peaks(tokens.tolist(), found.tolist(), bool((tokens[:, 0] >= 0).all()))
     return once.peaks
 
 
@@ -87,7 +87,7 @@ def likely(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
     if known is None or not known.sound:
         return _searched(laws, count, gap, floors)
     found = []
-    for tokens, logits, floor in zip(*known, floors, strict=True):
+    for tokens, logits, floor in zip(known.tokens, known.logits, floors, strict=True):
         least, size = max(logits[0] - gap, floor), min(count, len(logits))
         while tokens[size - 1] < 0 or logits[size - 1] < least:  # the best one never is
             size -= 1
@@ -102,7 +102,7 @@ def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[l
     batch, rows, vocab = logits.shape
     whole = native.numpy().reshape(-1, vocab)
     limits = None if laws.floor_BR is None else laws.floor_BR.numpy().ravel()
-    at_once = compiled.likely(whole, limits, count, gap)
+    at_once = _in_one_pass(whole, limits, count, gap)
     if at_once is not None:
         found = [[token for token in row if token >= 0] for row in at_once.tolist()]
     else:
@@ -111,6 +111,41 @@ def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[l
             index = np.flatnonzero(z >= max(z.max() - gap, floor))
             found.append(index[np.argsort(-z[index], kind="stable")[:count]].tolist())
     return [found[at : at + rows] for at in range(0, batch * rows, rows)]
+
+
+def _in_one_pass(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
+    """`likely` of rows [R, V] by the compiled loop, [R, count]; None: there is none."""
+    run = build.optional("outrider_likely", _LIKELY) if logits.dtype == np.float32 else None
+    if run is None:
+        return None
+    rows = np.ascontiguousarray(logits)
+    found = np.empty((len(rows), count), dtype=np.int64)
+    least = None if floors is None else np.ascontiguousarray(floors, dtype=np.float32)
+    run(
+        *rows.shape, count, gap, rows.ctypes.data,
+        None if least is None else least.ctypes.data, found.ctypes.data,
+    )  # fmt: skip
+    return found
+
+
+def contenders(logits: Array, inverse: float, key: int) -> Array | None:
+    """The tokens of a row that may win the race of a stream, in order; None: not looked for.
+
+    Few of them lose: what is then to be computed of the race is a hundredth.
+    """
+    run = build.optional("outrider_contenders", _RACE) if logits.dtype == np.float32 else None
+    if run is None:
+        return None
+    row = np.ascontiguousarray(logits)
+    found = _places(row.size)
+    name = ctypes.c_uint64(key)
+    count = run(row.size, row.ctypes.data, inverse, ctypes.addressof(name), found.ctypes.data)
+    return found[:count]
+
+
+@per_thread
+def _places(vocab: int) -> Array:
+    return np.empty(vocab, dtype=np.int64)
 
 
 _FIRST, _NEXT, _LAST = 1e-2, 3e-2, 1e-12

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from outrider.noise import Purpose
-from outrider.ops.cpu import compiled, filters, host_tables, keys
+from outrider.ops.cpu import filters, host_tables, keys
 from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
 
@@ -61,7 +61,7 @@ def _chosen(laws: Laws, b: int, node: int, inverse: float, key: int, race: Any) 
     if laws.floor_BR is not None:
         index = np.flatnonzero(logits >= float(laws.floor_BR[b, node]))
     elif race is None:
-        index = compiled.contenders(logits, inverse, key)
+        index = filters.contenders(logits, inverse, key)
     if index is not None:
         logits = logits[index]
     if race is None:

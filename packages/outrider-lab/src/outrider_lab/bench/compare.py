@@ -19,8 +19,8 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.shipped import shipped
 from outrider.stats import VERBS
 from outrider.text.output_text import Stop
+from outrider.text.prompts import encode
 from outrider.text.speculator import Speculator
-from outrider.text.tokens import encode
 from outrider.tree import parents_of
 from outrider_lab.bench import measure
 from outrider_lab.bench.arms import Stock, TimedCompletion

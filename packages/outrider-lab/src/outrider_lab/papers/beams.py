@@ -19,8 +19,8 @@ from outrider.engine.beam_search.search import Searched, search
 from outrider.engine.beam_search.step import Beams
 from outrider.engine.request import Request, StopConditions
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.prompts import encode
 from outrider.text.speculator import Speculator
-from outrider.text.tokens import encode
 from outrider.types import Drafter
 from outrider_lab.bench import intervals, measure
 from outrider_lab.papers import record

@@ -21,8 +21,8 @@ from outrider.cli.console import Show
 from outrider.drafters import DraftModel
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.output_text import Stop
+from outrider.text.prompts import encode
 from outrider.text.speculator import Speculator
-from outrider.text.tokens import encode
 from outrider_lab import bandwidth, drawing
 from outrider_lab.bench import intervals, measure
 from outrider_lab.bench.prompts import read_rows

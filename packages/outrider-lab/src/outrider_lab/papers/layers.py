@@ -28,7 +28,7 @@ from outrider.drafters.layer_skip import part
 from outrider.models import layer_subset
 from outrider.models.prefill import causal
 from outrider.models.sources import ModelSource
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 from outrider.types import LanguageModel, Nodes
 from outrider_lab.bench import intervals
 from outrider_lab.flops import empty

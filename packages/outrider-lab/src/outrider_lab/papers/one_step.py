@@ -14,8 +14,8 @@ from outrider.drafters import Beam, DraftModel, HubTree
 from outrider.engine import step
 from outrider.engine.request import Request
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.text.prompts import encode
 from outrider.text.speculator import Speculator
-from outrider.text.tokens import encode
 from outrider.types import LanguageModel
 from outrider_lab import drawing
 from outrider_lab.papers import record

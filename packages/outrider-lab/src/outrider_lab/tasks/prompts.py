@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigurationError, PromptError
-from outrider.text.tokens import encode
+from outrider.text.prompts import encode
 from outrider_lab.certify.report import Row
 
 if TYPE_CHECKING:

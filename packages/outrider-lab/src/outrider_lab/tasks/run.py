@@ -20,8 +20,8 @@ from outrider import Engine, SamplingParams, StopConditions
 from outrider.cli.console import Show
 from outrider.drafters import ReferenceLookup
 from outrider.stats import RequestStats
+from outrider.text.prompts import encode
 from outrider.text.speculator import Speculator
-from outrider.text.tokens import encode
 from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
 from outrider_lab.tasks import scores
