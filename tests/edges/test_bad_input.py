@@ -164,6 +164,16 @@ def test_a_dtype_that_the_loaded_model_does_not_have():
         load(llama(), **(PLAIN | {"dtype": "bfloat16"}))
 
 
+def test_long_texts_to_copy_from_are_no_reason_for_warnings():
+    """A reference may be longer than the context; of a prompt that is, our own error tells."""
+    speculator = load(**PLAIN, drafter="reference_lookup", planner="fixed")
+    long = "x = 1\n" * speculator.tokenizer.model_max_length
+    speculator.generate("x = 1\n", SamplingParams(0), Stop(2), reference=long)
+    with refused(outrider.PromptError, "context is"):
+        speculator.generate(long, SamplingParams(0), Stop(2))
+    assert not any("longer" in name for name in speculator.tokenizer.deprecation_warnings)
+
+
 @pytest.mark.parametrize("token", [-1, 4096, 1 << 33, 10**20])
 def test_token_ids_that_no_tokenizer_decodes(token):
     speculator = load(**PLAIN, planner="fixed")

@@ -51,6 +51,9 @@ def test_what_cannot_be_done_is_said_before_a_model_is_loaded(source, outrider, 
         (("batch", source.parent, out), "no file of requests"),
         (("batch", source, source), "written over the requests"),
         (("batch", source, source.parent / "in.jsonl"), "written over the requests"),
+        (("batch", source, source.parent), "Is a directory"),
+        (("batch", source, source.parent / "none" / "out.jsonl"), "No such file or directory"),
+        (("batch", source, source / "out.jsonl"), "check the path"),
     ]:
         code, _, told = outrider(*command)
         assert code == 2

@@ -139,6 +139,9 @@ def main() -> None:
             where = "" if error.filename is None else f" {error.filename}"
             fail(f"cannot write{where}; got {error.strerror!r}; make room, or write elsewhere")
             sys.exit(EXIT_ERROR)
+        if isinstance(error, OSError) and error.filename is not None:
+            fail(f"cannot open {error.filename}; got {error.strerror!r}; check the path")
+            sys.exit(EXIT_ERROR)
         if out_of_memory(error):
             fail(f"out of memory: {str(error)[:200]!r}; use a smaller model, draft or dtype")
             sys.exit(EXIT_ERROR)

@@ -127,7 +127,11 @@ def encode(tokenizer: Tokenizer | None, prompt: object, number: int = 0) -> list
             f"prompt {number} is not valid text; got {prompt[error.start]!r} at character "
             f"{error.start}; give UTF-8"
         ) from error
-    return tokenizer(prompt)["input_ids"]
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer(prompt)["input_ids"]
+    # how much fits is checked elsewhere: what transformers warns of is of another model's context
+    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
+    return ids
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[object]]:
@@ -345,10 +349,10 @@ class PromptEncoder:
         if not isinstance(self.tokenizer, PreTrainedTokenizerBase):
             return encode(self.tokenizer, text, number)
         if self.target.reads == "text":
-            ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            return ids
-        # some families write answers in another vocabulary than they read
-        ids = self.tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
+            told = {"text": text}
+        else:  # some families write answers in another vocabulary than they read
+            told = {"text_target": text}
+        ids: list[int] = self.tokenizer(**told, add_special_tokens=False, verbose=False).input_ids
         return ids
 
     def _references(self, given: object, rows: int) -> list[list[int]]:
