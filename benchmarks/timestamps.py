@@ -15,8 +15,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from transformers import GenerationConfig, WhisperTimeStampLogitsProcessor
-from transformers.generation import SuppressTokensAtBeginLogitsProcessor as AtBegin
-from transformers.generation import SuppressTokensLogitsProcessor as Suppress
+from transformers.generation import (
+    SuppressTokensAtBeginLogitsProcessor as AtBegin,
+    SuppressTokensLogitsProcessor as Suppress,
+)
 
 from outrider import SamplingParams, Timestamps
 from outrider.sampling import logits_processors

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from outrider.models import isa
-from outrider.models.cpu_kernels import build, prebuilt
+from outrider.models.cpu_kernels import build
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def library(platform: Platform, level: isa.Level, out: Path) -> Path:
             *("-o", "made.so", *build.LINKS),
         )
         made = Path(folder, "made.so").read_bytes()
-    begins = prebuilt.stem(platform.system, platform.family, level, build.TEXTS, build.FLAGS)
-    path = out / prebuilt.named(begins, made)
+    begins = build.shipped_stem(platform.system, platform.family, level, build.TEXTS, build.FLAGS)
+    path = out / build.shipped_name(begins, made)
     path.write_bytes(made)
     return path
 

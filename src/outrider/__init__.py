@@ -31,23 +31,11 @@ from outrider.errors import (
 if TYPE_CHECKING:
     from outrider import (
         drafters as drafters,
-    )
-    from outrider import (
         engine as engine,
-    )
-    from outrider import (
         integrations as integrations,
-    )
-    from outrider import (
         ops as ops,
-    )
-    from outrider import (
         stochastic as stochastic,
-    )
-    from outrider import (
         testing as testing,
-    )
-    from outrider import (
         verifiers as verifiers,
     )
     from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root

@@ -12,8 +12,7 @@ from outrider import (
     SamplingParams,
     StopConditions,
 )
-from outrider.drafters import Beam as BeamDrafter
-from outrider.drafters import Recall, ReferenceLookup, Suffix
+from outrider.drafters import Beam as BeamDrafter, Recall, ReferenceLookup, Suffix
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.search import search

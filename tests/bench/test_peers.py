@@ -199,7 +199,7 @@ def test_a_page_has_every_section_with_its_command_and_what_was_left_out(tmp_pat
     ("words", "said"),
     [
         ([], "neither --model nor --whisper"),
-        (["--model", "m.gguf", "--cores", "x"], "--cores"),
+        (["--model", "m.gguf", "--cores", "x"], r"--cores must be some of \[.*; try --cores \d+"),
         (["--model", "m.gguf", "--engines", "vllm"], "--engines"),
         (["--whisper", "w", "--engines", "faster-whisper"], "without --recordings"),
     ],

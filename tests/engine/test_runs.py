@@ -6,8 +6,7 @@ gives every request the text that it has alone.
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from requests_alone import CAPACITY, LONG, MAX_NUM_SEQS, REQUESTS, alone, engine_of, refuses
 
 from outrider import ConfigurationError, Engine, SamplingParams, StopConditions

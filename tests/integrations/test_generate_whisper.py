@@ -10,8 +10,7 @@ from transformers import WhisperForCausalLM
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 from outrider.errors import ConfigurationError
-from outrider.integrations import encoder_inputs
-from outrider.integrations import generate_call as calls
+from outrider.integrations import encoder_inputs, generate_call as calls
 from outrider.integrations.generate import SpeculativeGenerate, speculative
 
 SHORT, LONG = (1.0, 0.6), (2.3, 1.4)

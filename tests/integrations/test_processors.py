@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 from nodes import random_case
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers import generation as hf
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, generation as hf
 
 from outrider import SamplingParams, Timestamps
 from outrider.integrations.logits_processor_mapping import Prompts, settings

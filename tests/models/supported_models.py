@@ -15,8 +15,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "model_types"))
 import model_type_record as sweep
 import seq2seq_families
 from families import EAGER_ONLY, FAMILIES
-from supported_speech import FAMILIES as FAMILIES_OF_SPEECH
-from supported_speech import speech
+from supported_speech import FAMILIES as FAMILIES_OF_SPEECH, speech
 
 from outrider.models import EXCEPTIONS, recurrent, seq2seq, unsupported
 

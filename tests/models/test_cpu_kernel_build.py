@@ -21,7 +21,6 @@ from outrider.models.cpu_kernels import (
     build,
     build_process,
     cross_attention,
-    prebuilt,
 )
 from outrider.testing import models
 
@@ -330,11 +329,11 @@ def shipped(fresh, tmp_path):
     (made,) = tmp_path.rglob("kernels-*.so")
     folder = tmp_path / "shipped"
     folder.mkdir()
-    begins = prebuilt.stem(sys.platform, isa.family(), isa.level(), texts, build.FLAGS)
+    begins = build.shipped_stem(sys.platform, isa.family(), isa.level(), texts, build.FLAGS)
     content = made.read_bytes()
-    (folder / prebuilt.named(begins, content)).write_bytes(content)
+    (folder / build.shipped_name(begins, content)).write_bytes(content)
     made.unlink()
-    fresh.setattr(prebuilt, "FOLDER", folder)
+    fresh.setattr(build, "SHIPPED", folder)
     anew(fresh)
     return folder
 
@@ -372,7 +371,7 @@ def test_a_shipped_library_of_other_sources_or_level_or_damaged_is_left(fresh, s
 def test_a_shipped_library_that_cannot_be_loaded_is_said_and_replaced(fresh, shipped):
     library = next(shipped.iterdir())
     begins = library.stem.rpartition("-")[0]
-    (shipped / prebuilt.named(begins, b"another system's")).write_bytes(b"another system's")
+    (shipped / build.shipped_name(begins, b"another system's")).write_bytes(b"another system's")
     library.unlink()
     assert "compiled here by 'cc'" in build.describe()
     assert "(the shipped one cannot be loaded: " in build.describe()

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from recorded_calls import RecordedCalls
-from test_bart import HEADS
-from test_bart import made as made_bart
+from test_bart import HEADS, made as made_bart
 from test_cpu_kernels import BF16, call_of, filled, random_nodes
 from test_decoder_layers import lean_llama, read
 from test_packed_linear import FILES, blocks_of, grouped

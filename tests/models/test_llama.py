@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM
 from outrider.models import LlamaRunner, TransformersRunner, TreeDecoder, adapt
 from outrider.models.linear import can_pack
 from outrider.models.llama import fits
-from outrider.models.prefill import causal as line
-from outrider.models.prefill import ingest, of_tree, width
+from outrider.models.prefill import causal as line, ingest, of_tree, width
 from outrider.tree import branching, from_parents
 from tiny import RUNNERS, llama
 

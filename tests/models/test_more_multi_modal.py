@@ -10,11 +10,15 @@ import torch
 from examine import Recited
 from hypothesis import given, settings
 from media_models import TYPES
-from test_multi_modal import ACTIONS, prompts_of, requests_of
-from test_multi_modal import FAST as MECHANISMS
-from test_multi_modal import expected as expected_of
-from test_multi_modal import recited as recited_of
-from test_multi_modal import target_of as made_of
+from test_multi_modal import (
+    ACTIONS,
+    FAST as MECHANISMS,
+    expected as expected_of,
+    prompts_of,
+    recited as recited_of,
+    requests_of,
+    target_of as made_of,
+)
 
 from outrider import Engine, SamplingParams, StopConditions, verifiers
 from outrider.drafters import Root

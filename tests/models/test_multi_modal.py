@@ -8,8 +8,7 @@ import supported_models  # noqa: F401  (puts benchmarks/model_types on the path)
 import tiny_media
 import torch
 from examine import Recited
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from outrider import (
     Beams,

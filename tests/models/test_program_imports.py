@@ -117,6 +117,7 @@ def test_a_stand_in_gives_way_to_whoever_asks_for_more(monkeypatch):
     del sys.modules["tabnanny"]  # others begin without it
 
 
+@pytest.mark.exhaustive
 def test_models_are_made_the_same_without_the_tracer(tmp_path):
     folders = []
     for name in sorted(program_imports._PLAINLY_MADE):

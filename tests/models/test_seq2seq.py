@@ -7,9 +7,13 @@ from seq2seq_families import DECODERS, FAMILIES, attentions, build
 
 from outrider.errors import UnsupportedModel
 from outrider.models import TreeDecoder, load_checks
-from outrider.models.seq2seq import DECODERS as DECODERS_OF_COMPOSITES
-from outrider.models.seq2seq import SUPPORTED, composed, runner_of
-from outrider.models.seq2seq import runner as seq2seq_runner
+from outrider.models.seq2seq import (
+    DECODERS as DECODERS_OF_COMPOSITES,
+    SUPPORTED,
+    composed,
+    runner as seq2seq_runner,
+    runner_of,
+)
 from outrider.models.seq2seq.input_modality import there
 from outrider.types import Inputs
 

@@ -5,8 +5,7 @@ import torch
 from cases import Case, build, same
 
 from outrider import ops
-from outrider.ops.cpu import BACKEND as CPU
-from outrider.ops.cpu import filters
+from outrider.ops.cpu import BACKEND as CPU, filters
 from outrider.types import DrawKind, Laws
 
 

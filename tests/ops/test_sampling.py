@@ -7,8 +7,7 @@ from cases import DTYPES
 
 from outrider import noise, ops
 from outrider.noise import Purpose
-from outrider.ops.cpu import BACKEND as CPU
-from outrider.ops.cpu import keys
+from outrider.ops.cpu import BACKEND as CPU, keys
 from outrider.ops.cpu.law_slices import DrawWithoutReplacement, pick
 from outrider.ops.reference import draws as reference
 from outrider.tree import branching, children

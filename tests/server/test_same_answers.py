@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from served import serving
-from test_tools import SCHEMA as WEATHER
-from test_tools import TEMPLATE, THINKS, ask, calls, choice, closed, flowed
+from test_tools import SCHEMA as WEATHER, TEMPLATE, THINKS, ask, calls, choice, closed, flowed
 
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": closed(WEATHER)}}

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tokenizers import Tokenizer
-from training.corrector import __main__ as corrector
-from training.corrector import evaluate, export, held_out
+from training.corrector import __main__ as corrector, evaluate, export, held_out
 from training.corrector.damage import KINDS, damage, neighbours
 from training.corrector.evaluate import edits, figures
 from training.corrector.model import AFTER, BEFORE, T5, Shape, to_transformers
@@ -163,6 +162,7 @@ def run(module, *words):
         sys.argv = before
 
 
+@pytest.mark.exhaustive
 def test_rehearsal(tmp_path, capsys, monkeypatch):
     """Train, stop, go on, export, write pairs, evaluate."""
     monkeypatch.chdir(ROOT)

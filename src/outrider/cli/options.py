@@ -11,9 +11,7 @@ import typer
 
 from outrider import arguments, drafters, verifiers
 from outrider.cli.console import LOADING, working
-from outrider.cli.gathered import Command, gathered
-from outrider.cli.gathered import Target as Target
-from outrider.cli.gathered import Threads as Threads
+from outrider.cli.gathered import Command, Target as Target, Threads as Threads, gathered
 from outrider.load_config import RUNTIME, LoadConfig
 from outrider.models.cpu_kernels import build
 

@@ -130,8 +130,7 @@ def serve(
         for package in ("fastapi", "prometheus_client", "uvicorn"):
             if find_spec(package) is None:  # imported while the server listens
                 raise ImportError(name=package)
-        from outrider.server.tool_parsers import reasoning_parser as thoughts
-        from outrider.server.tool_parsers import tool_parser
+        from outrider.server.tool_parsers import reasoning_parser as thoughts, tool_parser
     tool_parser(tool_call_parser, ""), thoughts(reasoning_parser, "")  # such names there are
     settings = (
         (name,),

@@ -152,18 +152,21 @@ class Prefill:
         self.capacity = capacity
         device = torch.device(target.device)
         tokens_BL = torch.zeros(len(requests), capacity, dtype=torch.int64)
-        settings, lengths, sources, copied = [], [], [], []
+        settings, lengths, sources, copied, shapes = [], [], [], [], False
         for row, request in enumerate(requests):
             size = len(request.prompt)
             tokens_BL[row, :size] = torch.tensor(request.prompt)
             settings.append(request.sampling)
             lengths.append(size)
             copied.append(request.reference)
+            shapes = shapes or request.sampling.shapes
             if request.source is not None:
                 sources.append(request.source)
         self._need = max(lengths) - 1
         self._unread = self._need if later else 0
-        rows = sampling_params.rows(settings, device)._replace(shaping=_shaping(target, requests))
+        rows = sampling_params.rows(settings, device)
+        if shapes:
+            rows = rows._replace(shaping=_shaping(target, requests))
         length_B = torch.tensor(lengths, device=device)
         inputs = encoded(target, sources)
         reference_BS = references(copied, inputs, target.vocab_size, device)
@@ -305,9 +308,7 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _shaping(target: LanguageModel, requests: Sequence[Request]) -> Shaping | None:
-    """What shapes the rows' logits, None if nothing does."""
-    if not any(request.sampling.shapes for request in requests):
-        return None
+    """What shapes the rows' logits."""
     return logits_processors.build(
         [request.sampling for request in requests],
         [request.asked for request in requests],

@@ -151,14 +151,14 @@ class EngineRun(Iterator[StepOutput]):
         )
         numbers = []
         for request, sampling in zip(requests, settings, strict=True):
+            if sampling.temperature:
+                self.rule, self._graphed = self.engine.choose_rule("some"), None
             if sampling.seed is None:
                 sampling = replace(sampling, seed=fresh_seed())
             if sampling is not request.sampling:
                 request = replace(request, sampling=sampling)
             numbers.append(self._requests.add(request))
         self._scheduler.queue.waiting += numbers
-        if any(sampling.temperature for sampling in settings):
-            self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
 
     def close(self) -> None:

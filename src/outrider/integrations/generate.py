@@ -23,8 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers import generation as hf
+from transformers import PreTrainedModel, generation as hf
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 

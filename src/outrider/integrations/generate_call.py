@@ -6,8 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers import generation as hf
+from transformers import PreTrainedModel, generation as hf
 
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel
-from transformers import generation as hf
+from transformers import PreTrainedModel, generation as hf
 
 from outrider import arguments, drafters, verifiers
 from outrider.costs import Costs

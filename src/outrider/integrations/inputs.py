@@ -6,8 +6,7 @@ from types import FrameType
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
-from transformers import generation as hf
+from transformers import Cache, PreTrainedModel, generation as hf
 
 from outrider import arguments
 from outrider.errors import ConfigurationError

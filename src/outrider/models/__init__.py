@@ -20,55 +20,22 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from outrider.models.bart import BartRunner
-    from outrider.models.decoder import TreeDecoder
-    from outrider.models.hf import ChainRunner, TransformersRunner
-    from outrider.models.llama import LlamaRunner
+    from outrider.models.decoder import TreeDecoder as TreeDecoder
+    from outrider.models.hf import (
+        ChainRunner as ChainRunner,
+        TransformersRunner as TransformersRunner,
+    )
+    from outrider.models.llama import LlamaRunner as LlamaRunner
     from outrider.models.lora import LoraBank
 
 #: Architectures checked by tests/models/test_families.py, by transformers' model_type.
 SUPPORTED = frozenset(
-    {
-        "biogpt",
-        "bloom",
-        "codegen",
-        "cohere",
-        "cohere2",
-        "deepseek_v3",
-        "ernie4_5",
-        "exaone4",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gemma3n_text",
-        "glm4",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neo",
-        "gpt_neox",
-        "gpt_oss",
-        "gptj",
-        "granite",
-        "hunyuan_v1_dense",
-        "llama",
-        "llama4_text",
-        "mistral",
-        "mixtral",
-        "mpt",
-        "nemotron",
-        "olmo2",
-        "olmo3",
-        "opt",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-        "xglm",
-    }
+    """
+    biogpt bloom codegen cohere cohere2 deepseek_v3 ernie4_5 exaone4 falcon gemma gemma2
+    gemma3_text gemma3n_text glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite
+    hunyuan_v1_dense llama llama4_text mistral mixtral mpt nemotron olmo2 olmo3 opt phi phi3
+    qwen2 qwen3 qwen3_moe smollm3 stablelm starcoder2 xglm
+    """.split()
 )
 
 _OWN = {
@@ -104,7 +71,7 @@ _OWN = {
 
 def _runner(given: object) -> "type[TransformersRunner]":
     """What `register` and entry points may give: a class of runners."""
-    from outrider.models.hf import TransformersRunner
+    from outrider.models.hf import TransformersRunner as TransformersRunner
 
     if isinstance(given, type) and issubclass(given, TransformersRunner):
         return given
@@ -169,8 +136,8 @@ def adapt(
     import torch
 
     from outrider.models import linear, llama, placement, unsupported
-    from outrider.models.decoder import TreeDecoder
-    from outrider.models.llama import LlamaRunner
+    from outrider.models.decoder import TreeDecoder as TreeDecoder
+    from outrider.models.llama import LlamaRunner as LlamaRunner
 
     unsupported.check(model)
     # weights that are fetched for a call cannot be laid out: its own forward runs them
@@ -224,7 +191,7 @@ def _lean(model: "PreTrainedModel") -> "type[BartRunner] | None":
 def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":
     """What runs a model through its own forward."""
     from outrider.models import seq2seq
-    from outrider.models.hf import ChainRunner
+    from outrider.models.hf import ChainRunner as ChainRunner
 
     if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
         return seq2seq.runner_of(model)(model, shares)
@@ -243,7 +210,7 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     """The class that runs this architecture through its own forward."""
     from outrider.models import seq2seq
     from outrider.models.config import decoder_of, placeholders, read
-    from outrider.models.hf import INDEXED, TransformersRunner
+    from outrider.models.hf import INDEXED, TransformersRunner as TransformersRunner
     from outrider.models.multi_modal import MultiModalRunner
     from outrider.models.positions import IndexedMultiModalRunner, IndexedRunner
 
@@ -264,20 +231,6 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
         return IndexedMultiModalRunner if sees else IndexedRunner
     return MultiModalRunner if sees else TransformersRunner
 
-
-__all__ = [
-    "EXCEPTIONS",
-    "PLUGINS",
-    "SUPPORTED",
-    "ChainRunner",
-    "LlamaRunner",
-    "TransformersRunner",
-    "TreeDecoder",
-    "adapt",
-    "reads_more",
-    "register",
-    "runner_of",
-]
 
 _HOMES = {
     "TreeDecoder": "outrider.models.decoder",

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from outrider.models.attention import BatchInvariantAttention, steady
-from outrider.models.attention import fused as attend
+from outrider.models.attention import BatchInvariantAttention, fused as attend, steady
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotLayer
 from outrider.models.config import found

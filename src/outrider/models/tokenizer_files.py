@@ -12,26 +12,13 @@ from outrider.models.config import read
 from outrider.types import Tokenizer
 
 #: Files that a tokenizer is read from: a folder without any has none.
-_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "tekken.json",
-    "spiece.model",
-    "spm.model",
-    "spm_char.model",
-    "sentencepiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "vocab.json",
-    "vocab-src.json",
-    "vocab.txt",
-    "vocab.bpe",
-    "merges.txt",
-    "bpe.codes",
-    "dict.txt",
-    "prophetnet.tokenizer",
-    "qwen.tiktoken",
+_FILES = tuple(
+    """
+    tokenizer.json tokenizer.model tokenizer_config.json tekken.json spiece.model spm.model
+    spm_char.model sentencepiece.model sentencepiece.bpe.model source.spm vocab.json
+    vocab-src.json vocab.txt vocab.bpe merges.txt bpe.codes dict.txt prophetnet.tokenizer
+    qwen.tiktoken
+    """.split()
 )
 
 

@@ -60,24 +60,10 @@ REASONS: dict[str, str] = {
 
 #: Families that are decoders where their configuration says `is_decoder`, and encoders elsewhere.
 _ENCODERS = frozenset(
-    {
-        "bert",
-        "bert-generation",
-        "big_bird",
-        "camembert",
-        "data2vec-text",
-        "electra",
-        "ernie",
-        "megatron-bert",
-        "rembert",
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
+    """
+    bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert
+    roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod
+    """.split()
 )
 
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
@@ -86,19 +72,10 @@ ATTENTION = {"eager", "sdpa"}
 
 #: Families whose decoder may stand alone and then attends to states that another model made.
 READS_STATES = frozenset(
-    {
-        "bart",
-        "bigbird_pegasus",
-        "blenderbot",
-        "blenderbot-small",
-        "marian",
-        "mbart",
-        "mvp",
-        "pegasus",
-        "plbart",
-        "trocr",
-        "whisper",
-    }
+    """
+    bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart trocr
+    whisper
+    """.split()
 )
 #: Families that have cross attention where their configuration asks for it.
 _MAY_CROSS = frozenset({"bert", "gpt2"})

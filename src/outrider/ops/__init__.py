@@ -34,8 +34,15 @@ from torch import Tensor
 from outrider.ops.backend import NAMES, VerifyKernel, chosen, dispatched, fused, use
 from outrider.ops.reference import draws, walking
 from outrider.ops.reference.draws import Survivors, greedily, largest, merit, perturbed
-from outrider.ops.reference.probs import draw, probs, residual, scaled, select, stack
-from outrider.ops.reference.probs import floors as reference_floors
+from outrider.ops.reference.probs import (
+    draw,
+    floors as reference_floors,
+    probs,
+    residual,
+    scaled,
+    select,
+    stack,
+)
 from outrider.ops.reference.walking import follow
 from outrider.row_params import SamplingRows
 from outrider.types import Laws

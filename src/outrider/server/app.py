@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Annotated, NamedTuple
 
-from fastapi import FastAPI, Form
-from fastapi import Request as HttpRequest
+from fastapi import FastAPI, Form, Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -26,8 +25,7 @@ from outrider.server.engine_factory import KEPT_BYTES, EngineConfig
 from outrider.server.engine_loop import STILL_SECONDS
 from outrider.server.messages import JsonObject
 from outrider.server.metrics import ServerMetrics
-from outrider.server.middleware import OPEN, App, AuthLimitMiddleware
-from outrider.server.middleware import RequestLimits as Sizes
+from outrider.server.middleware import OPEN, App, AuthLimitMiddleware, RequestLimits as Sizes
 from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
 from outrider.server.protocol import (
     ChatCompletionRequest,

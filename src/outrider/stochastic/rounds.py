@@ -15,8 +15,7 @@ from outrider.stats import RequestStats
 from outrider.stochastic import continuous, laws, outcomes
 from outrider.stochastic.laws import BatchedFunction
 from outrider.stochastic.outcomes import Place, Proposal, RoundVerdict
-from outrider.tree import branching as tree_of
-from outrider.tree import children
+from outrider.tree import branching as tree_of, children
 from outrider.types import DrawKind, Verifier
 
 State = TypeVar("State")

@@ -23,7 +23,16 @@ from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing.models import PROMPTS, VOCAB, MetaModel, llama, pair
 from outrider.testing.runs import Restless, begun, decode, p_value, text_law
-from outrider.types import Draft, Drafter, DraftShape, DrawKind, LanguageModel, Verifier
+from outrider.types import (
+    Draft,
+    Drafter,
+    DraftShape,
+    DrawKind,
+    LanguageModel,
+    Scores,
+    Verdict,
+    Verifier,
+)
 
 # What a check is given and what it says when it fails: the check, the setting and the shape.
 
@@ -256,9 +265,10 @@ def _laws_are_declared(draft: Draft, vocab: int) -> None:
     expect(int(draft.row_BNK.max()) < shape[1], f"a draw names a law row beyond {shape[1]}")
 
 
-@check("setting", "rule")
+@check("setting")
 def verbs_read_no_device_value(case: Case) -> None:
-    """A step in the largest and one in the smallest shape, on the meta device.
+    """A step in the largest and one in the smallest shape, on the meta device, where each rule that
+    verifies the drafter (or the case's) has a verdict on the one draft.
 
     Not of a draft model with another tokenizer: it re-tokenises texts, which happens on the host.
     A drafter for hosts alone refuses other devices in `open`, by a ConfigurationError.
@@ -267,7 +277,7 @@ def verbs_read_no_device_value(case: Case) -> None:
     drafter = case.make(model)
     if isinstance(model_of(drafter), TranslatedModel):
         return
-    rule = case.rule or usual_rule(drafter)
+    rules = verifiers_for(drafter) if case.rule is None else [case.rule]
     try:
         state = batch(model, drafter, case)
     except ConfigurationError as error:
@@ -276,10 +286,21 @@ def verbs_read_no_device_value(case: Case) -> None:
     for shape in (drafter.shapes[0], drafter.shapes[-1]):
         draft = step.propose(drafter, state, shape)
         scores = step.score(model, state, draft, aux_layers=drafter.aux_layers)
-        verdict = step.verify(rule, state, draft, scores)
-        state, block = step.commit(model, drafter, state, draft, scores, verdict)
+        verdicts = [_verdict(rule, state, draft, scores) for rule in rules]
+        state, block = step.commit(model, drafter, state, draft, scores, verdicts[0])
         lies = {draft.device, block.tokens_BT.device, state.context.length_B.device}
         expect(lies == {torch.device("meta")}, f"tensors left the model's device: {lies}")
+
+
+def _verdict(rule: Verifier, state: Batch, draft: Draft, scores: Scores) -> Verdict:
+    """A rule's, on the model's device; the rule is named where it has none."""
+    try:
+        verdict = step.verify(rule, state, draft, scores)
+    except Exception as error:
+        raise AssertionError(f"rule {rule.name}: {type(error).__name__}: {error}") from error
+    lies = {table.device for table in (verdict.count_B, verdict.path_BD, verdict.next_B)}
+    expect(lies == {draft.device}, f"rule {rule.name}: its verdict left the device: {lies}")
+    return verdict
 
 
 @check("setting", "rule")

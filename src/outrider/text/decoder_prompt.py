@@ -16,19 +16,12 @@ from outrider.row_params import Processor
 from outrider.sampling.sampling_params import SamplingParams
 
 #: Fields of `SamplingParams` that say which tokens may come where. The others are the user's alone.
-RULES = (
-    "logit_bias",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "no_repeat_ngram_size",
-    "min_new_tokens",
-    "encoder_no_repeat_ngram_size",
-    "begin_suppress_tokens",
-    "timestamps",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "processors",
+RULES = tuple(
+    """
+    logit_bias repetition_penalty frequency_penalty presence_penalty no_repeat_ngram_size
+    min_new_tokens encoder_no_repeat_ngram_size begin_suppress_tokens timestamps
+    forced_bos_token_id forced_eos_token_id processors
+    """.split()
 )
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 #: Settings of a generation configuration that are not applied, and the values that mean nothing.

@@ -1,13 +1,14 @@
 """`SOURCES` as a library for the processor at hand: shipped with the package, or compiled here
 once, in the background, and kept beside calibrations.
 
-A wheel carries libraries of the sources that lie beside it (`prebuilt`). Elsewhere the compiler
-that `CC` names, else `cc`, makes one, in a process of its own (`build_process`) that ends with this
-one. Whoever needs the library first waits for it, PATIENCE at most, or to its end who cannot do
-without (`wait`). Then, and where there is none, torch's operators run, for as long as this process
-does: what it measures is kept under `identity`, apart from what is measured with a library.
-`unbuilt` says why there is none, `late` whether the next process will have one, `told` which one
-runs, and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one may use.
+A wheel carries libraries of the sources that lie beside it (`shipped_library`). Elsewhere the
+compiler that `CC` names, else `cc`, makes one, in a process of its own (`build_process`) that ends
+with this one. Whoever needs the library first waits for it, PATIENCE at most, or to its end who
+cannot do without (`wait`). Then, and where there is none, torch's operators run, for as long as
+this process does: what it measures is kept under `identity`, apart from what is measured with a
+library. `unbuilt` says why there is none, `late` whether the next process will have one, `told`
+which one runs, and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one
+may use.
 
 A process runs the sources that lay there when it imported this module, whatever has replaced them
 since: another version's would be called with arguments that it reads otherwise. A library's name
@@ -31,33 +32,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from outrider.models import calibrate, isa
-from outrider.models.cpu_kernels import build_process, prebuilt
+from outrider.models.cpu_kernels import build_process
 
-SOURCES = (
-    "thread_pool.c",
-    "attend.c",
-    "attend_tiles.c",
-    "kernels.c",
-    "int8.c",
-    "cross.c",
-    "decoder_layers.c",
-    "block.c",
-    "draws.c",
-    "logits.c",
-    "tiles.c",
-    "packed_linear.c",
-    "packed_layout.c",
-    "packed_dense.c",
-    "packed_blocks.c",
-    "packed_superblocks.c",
-    "packed_groups.c",
-    "packed_int8.c",
-    "int16_attention.c",
-    "outer_product.c",
+SOURCES = tuple(
+    """
+    thread_pool.c attend.c attend_tiles.c kernels.c int8.c cross.c decoder_layers.c block.c
+    draws.c logits.c tiles.c packed_linear.c packed_layout.c packed_dense.c packed_blocks.c
+    packed_superblocks.c packed_groups.c packed_int8.c int16_attention.c outer_product.c
+    """.split()
 )
 AHEAD = "intrinsics.h"  #: read once for all sources: alone it takes a quarter of a second
 SHARED = (
@@ -77,6 +63,7 @@ TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES,
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
 LINKS = ("-lm",)
+SHIPPED = Path(__file__).with_name("shipped")  #: the folder of what a wheel carries
 #: Seconds from its start that a load waits for a library that is being compiled; fewer where that
 #: takes from the only core what the load itself needs.
 PATIENCE = 20.0 if calibrate.cores() > 1 else 10.0
@@ -85,6 +72,44 @@ _TELLS = 2.0  #: seconds of waiting after which a line says what for
 _LIMIT = 900.0  #: seconds that a build may take, in the background, before it is given up
 _COMPILER = Path(__file__).with_name("build_process.py").read_text()
 _log = logging.getLogger(__name__)
+
+
+# Libraries that a wheel carries: one for each level of its platform, made by
+# `tools/build_kernels.py`. A library's name says for which system, processor and level it is, of
+# which sources it was made, and what is in it: other sources beside it, or damage, leave it alone.
+
+
+def shipped_stem(
+    system: str,
+    family: str,
+    level: isa.Level,
+    texts: Mapping[str, str],
+    flags: Sequence[str],
+) -> str:
+    """A library's name but for what is in it."""
+    made_of = sorted(texts.items()), tuple(flags), level.options
+    return f"kernels-{system}-{family}-{level.name}-{_digest(made_of)}"
+
+
+def shipped_name(stem: str, made: bytes) -> str:
+    """The whole name of a library that holds these bytes."""
+    return f"{stem}-{hashlib.sha256(made).hexdigest()[:16]}.so"
+
+
+def shipped_library(
+    level: isa.Level, texts: Mapping[str, str], flags: Sequence[str]
+) -> Path | None:
+    """The library of these sources for this machine; None: none is here, or it is damaged."""
+    if not SHIPPED.is_dir():
+        return None
+    begins = shipped_stem(sys.platform, isa.family(), level, texts, flags)
+    for path in sorted(SHIPPED.glob(f"{begins}-*.so")):
+        try:
+            if path.name == shipped_name(begins, path.read_bytes()):
+                return path
+        except OSError:
+            continue
+    return None
 
 
 class Library:
@@ -348,7 +373,7 @@ def _look() -> Library | _Order | str:
     if os.environ.get("OUTRIDER_COMPILED") == "0":
         return "OUTRIDER_COMPILED is 0"
     texts, note = dict(TEXTS), ""
-    shipped = prebuilt.found(level, texts, FLAGS)
+    shipped = shipped_library(level, texts, FLAGS)
     if shipped is not None:
         try:
             return Library(shipped, texts, f"{level.name}, shipped with the package")

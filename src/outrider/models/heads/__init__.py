@@ -15,22 +15,37 @@ from outrider.models.sources import ModelSource
 
 if TYPE_CHECKING:
     from outrider.models.heads.autoregressive_head import (
-        AutoregressiveHead,
-        HeadCache,
-        StateHead,
+        AutoregressiveHead as AutoregressiveHead,
+        HeadCache as HeadCache,
+        StateHead as StateHead,
     )
-    from outrider.models.heads.blockwise import Blockwise, ParallelHead
-    from outrider.models.heads.dflash import BlockSight, DFlash, DFlashConfig, MaskedBlockHead
-    from outrider.models.heads.domino import Domino, DominoHead
-    from outrider.models.heads.dspark import DSpark, DSparkHead
-    from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
-    from outrider.models.heads.formats import save
-    from outrider.models.heads.gemma4_assistant import KVSharedHead
-    from outrider.models.heads.model import HeadModel
-    from outrider.models.heads.mtp import MTP, ChainedHead
-    from outrider.models.heads.parallel_eagle import ParallelDraftingHead, ParallelEagle
-    from outrider.models.heads.pard import ParallelDraftModel, PardSource
-    from outrider.models.heads.source import HeadSource
+    from outrider.models.heads.blockwise import (
+        Blockwise as Blockwise,
+        ParallelHead as ParallelHead,
+    )
+    from outrider.models.heads.dflash import (
+        BlockSight as BlockSight,
+        DFlash as DFlash,
+        DFlashConfig as DFlashConfig,
+        MaskedBlockHead as MaskedBlockHead,
+    )
+    from outrider.models.heads.domino import Domino as Domino, DominoHead as DominoHead
+    from outrider.models.heads.dspark import DSpark as DSpark, DSparkHead as DSparkHead
+    from outrider.models.heads.eagle3 import (
+        Eagle3 as Eagle3,
+        Eagle3Config as Eagle3Config,
+        HeadStates as HeadStates,
+    )
+    from outrider.models.heads.formats import save as save
+    from outrider.models.heads.gemma4_assistant import KVSharedHead as KVSharedHead
+    from outrider.models.heads.model import HeadModel as HeadModel
+    from outrider.models.heads.mtp import MTP as MTP, ChainedHead as ChainedHead
+    from outrider.models.heads.parallel_eagle import (
+        ParallelDraftingHead as ParallelDraftingHead,
+        ParallelEagle as ParallelEagle,
+    )
+    from outrider.models.heads.pard import ParallelDraftModel as ParallelDraftModel, PardSource
+    from outrider.models.heads.source import HeadSource as HeadSource
 
 #: What makes a draft model of a folder with a head.
 HeadKind: TypeAlias = "type[TargetBoundSource] | type[PardSource]"
@@ -122,36 +137,6 @@ def _refuse_unknown(folder: Path) -> None:
         "checkpoint (draft='mtp')",
     )
 
-
-__all__ = [
-    "MTP",
-    "SOURCES",
-    "AutoregressiveHead",
-    "BlockSight",
-    "Blockwise",
-    "ChainedHead",
-    "DFlash",
-    "DFlashConfig",
-    "DSpark",
-    "DSparkHead",
-    "Domino",
-    "DominoHead",
-    "Eagle3",
-    "Eagle3Config",
-    "HeadCache",
-    "HeadModel",
-    "HeadSource",
-    "HeadStates",
-    "KVSharedHead",
-    "MaskedBlockHead",
-    "ParallelDraftModel",
-    "ParallelDraftingHead",
-    "ParallelEagle",
-    "ParallelHead",
-    "StateHead",
-    "save",
-    "source_of",
-]
 
 _HOMES = {
     name: f"{__name__}.{module}"

@@ -133,18 +133,11 @@ class DSparkSource(DFlashSource):
 
     kind = "dspark"
     fields = frozenset(
-        {
-            "ce_loss_alpha",
-            "confidence_head_alpha",
-            "confidence_head_with_markov",
-            "enable_confidence_head",
-            "l1_loss_alpha",
-            "loss_decay_gamma",
-            "markov_head_type",
-            "markov_rank",
-            "num_anchors",
-            "sample_from_anchor",
-        }
+        """
+        ce_loss_alpha confidence_head_alpha confidence_head_with_markov enable_confidence_head
+        l1_loss_alpha loss_decay_gamma markov_head_type markov_rank num_anchors
+        sample_from_anchor
+        """.split()
     )
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:

@@ -33,21 +33,11 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 #: Fields beside the flags that say how a head was made, not what it computes.
 INERT = frozenset(
-    {
-        "architectures",
-        "auto_map",
-        "draft_dtype",
-        "dtype",
-        "embed_requires_grad",
-        "enable_sp_ulysses",
-        "has_no_defaults_at_init",
-        "model_type",
-        "speculators_config",
-        "speculators_model_type",
-        "speculators_version",
-        "torch_dtype",
-        "transformers_version",
-    }
+    """
+    architectures auto_map draft_dtype dtype embed_requires_grad enable_sp_ulysses
+    has_no_defaults_at_init model_type speculators_config speculators_model_type
+    speculators_version torch_dtype transformers_version
+    """.split()
 )
 _OWN = frozenset({_LAYERS, "draft_vocab_size", "target_hidden_size", *FLAGS})
 #: What the only form that is computed says in these fields of an `eagle_config`.

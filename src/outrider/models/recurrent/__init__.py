@@ -46,43 +46,13 @@ COMPILED = frozenset({"gated_delta", "ssd"})
 
 #: Types of transformers' models whose mixers call these functions, and nothing else of that kind.
 FAMILIES = frozenset(
-    {
-        "bailing_hybrid",
-        "bamba",
-        "falcon_h1",
-        "falcon_mamba",
-        "granitemoehybrid",
-        "inkling2_text",
-        "inkling_text",
-        "jamba",
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "lfm2_vl",
-        "lfm3",
-        "lfm3_vl",
-        "mamba",
-        "mamba2",
-        "minicpm_ocr",
-        "minicpmv4_6",
-        "minicpmv4_7",
-        "minimax",
-        "nemotron_h",
-        "nemotron_h_omni",
-        "olmo_hybrid",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_5_text",
-        "qwen3_next",
-        "qwen4_exp_text",
-        "recurrent_gemma",
-        "rwkv",
-        "xlstm",
-        "zamba",
-        "zamba2",
-        "zaya",
-    }
+    """
+    bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkling_text
+    jamba kimi_linear lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl mamba mamba2 minicpm_ocr minicpmv4_6
+    minicpmv4_7 minimax nemotron_h nemotron_h_omni olmo_hybrid qwen3_5 qwen3_5_moe
+    qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba
+    zamba2 zaya
+    """.split()
 )
 
 #: Types of layers that keep a state alone and take no mask, as configurations call them.

@@ -9,50 +9,18 @@ from outrider import lazy
 from outrider.models.config import decoder_of, encoder_of, pairs, read
 
 if TYPE_CHECKING:
-    from outrider.models.seq2seq.families import StatesRunner
-    from outrider.models.seq2seq.runner import Seq2SeqRunner
+    from outrider.models.seq2seq.families import StatesRunner as StatesRunner
+    from outrider.models.seq2seq.runner import Seq2SeqRunner as Seq2SeqRunner
 
 #: Families checked by tests/models/test_seq2seq.py, by transformers' model_type.
 SUPPORTED = frozenset(
-    {
-        "bart",
-        "bigbird_pegasus",
-        "blenderbot",
-        "blenderbot-small",
-        "blip",
-        "canary",
-        "cohere_asr",
-        "encoder-decoder",
-        "florence2",
-        "kyutai_speech_to_text",
-        "led",
-        "longt5",
-        "m2m_100",
-        "marian",
-        "marian-ssru",
-        "mbart",
-        "moonshine",
-        "moonshine_streaming",
-        "mt5",
-        "mvp",
-        "pegasus",
-        "pegasus_x",
-        "pix2struct",
-        "plbart",
-        "pp_formulanet",
-        "seamless_m4t",
-        "seamless_m4t_v2",
-        "speech-encoder-decoder",
-        "speech_to_text",
-        "speecht5",
-        "t5",
-        "t5gemma",
-        "t5gemma2",
-        "umt5",
-        "vision-encoder-decoder",
-        "voxtral_realtime",
-        "whisper",
-    }
+    """
+    bart bigbird_pegasus blenderbot blenderbot-small blip canary cohere_asr encoder-decoder
+    florence2 kyutai_speech_to_text led longt5 m2m_100 marian marian-ssru mbart moonshine
+    moonshine_streaming mt5 mvp pegasus pegasus_x pix2struct plbart pp_formulanet seamless_m4t
+    seamless_m4t_v2 speech-encoder-decoder speech_to_text speecht5 t5 t5gemma t5gemma2 umt5
+    vision-encoder-decoder voxtral_realtime whisper
+    """.split()
 )
 
 #: Of the families whose encoder reads an image in its text, those that read a text without any.
@@ -125,27 +93,14 @@ def encoder_of_sound(config: PretrainedConfig) -> str | None:
 
 def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
     """The class that runs this encoder-decoder, or decoder with cross attention."""
-    from outrider.models.seq2seq.families import StatesRunner
-    from outrider.models.seq2seq.runner import Seq2SeqRunner
+    from outrider.models.seq2seq.families import StatesRunner as StatesRunner
+    from outrider.models.seq2seq.runner import Seq2SeqRunner as Seq2SeqRunner
 
     if not pairs(model.config):
         return StatesRunner
     whole = EXCEPTIONS.get(model.config.model_type)
     return whole or EXCEPTIONS.get(decoder_of(model.config).model_type, Seq2SeqRunner)
 
-
-__all__ = [
-    "DECODERS",
-    "EXCEPTIONS",
-    "HEARING",
-    "OWN",
-    "SUPPORTED",
-    "TEXT_ALONE",
-    "Seq2SeqRunner",
-    "StatesRunner",
-    "composed",
-    "runner_of",
-]
 
 _HOMES = {
     "Seq2SeqRunner": "outrider.models.seq2seq.runner",

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from outrider.models.cpu_kernels import build
 from outrider.ops.cpu.host_tables import Array, per_thread
-from outrider.ops.reference.probs import floors as reference_floors
-from outrider.ops.reference.probs import least, partial, unscaled
+from outrider.ops.reference.probs import floors as reference_floors, least, partial, unscaled
 from outrider.row_params import SamplingRows
 from outrider.types import Laws
 from outrider.types.drafts import Host

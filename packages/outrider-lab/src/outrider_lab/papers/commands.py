@@ -179,8 +179,7 @@ def alpha(
     shipped one, others need --prompts, a Whisper --recordings. Without --draft-model it is measured
     with drafters that need none.
     """
-    from outrider_lab.papers import alpha as experiment
-    from outrider_lab.papers import alpha_tasks
+    from outrider_lab.papers import alpha as experiment, alpha_tasks
 
     amount = experiment.AlphaAmount(timed=timed, seed=asked.seed, top_p=top_p)
     if asked.quick:

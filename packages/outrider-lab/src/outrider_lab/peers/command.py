@@ -84,7 +84,9 @@ class PeersRequest:
     first_start: Annotated[
         bool, typer.Option(help="Start ours once with an empty cache: it compiles and measures.")
     ] = True
-    cores: Annotated[str, typer.Option(help="That all are pinned to, e.g. 0 or 0,1.")] = "0"
+    cores: Annotated[
+        str | None, typer.Option(help="That all are pinned to, e.g. 0 or 0,1. Default: the first.")
+    ] = None
     dtype: Annotated[str, typer.Option(help="Of our side, of text. Recordings: int8 for auto.")] = (
         "auto"
     )
@@ -94,13 +96,16 @@ class PeersRequest:
 
     def pinned(self) -> tuple[int, ...]:
         """The cores."""
+        every = range(os.cpu_count() or 1)
+        there = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(every)
+        if self.cores is None:
+            return (min(there),)
         try:
             found = tuple(sorted({int(one) for one in self.cores.split(",")}))
         except ValueError:
             found = ()
-        there = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(found)
-        if not found or not set(found) <= there:
-            do = "try --cores 0"
+        if not found or not there.issuperset(found):
+            do = f"try --cores {min(there)}"
             arguments.refuse("--cores", f"some of {sorted(there)}", self.cores, do)
         return found
 
@@ -264,8 +269,8 @@ def _text(
     built = f" llama.cpp says of its build: {llama}." if llama else ""
     title = text.title_of(path)
     about = (
-        f"{len(tasks)} prompts of six kinds, {tokens} tokens each, cores {asked.cores}; the worst "
-        f"prompt by the fastest of {request.rounds} calls. Ours runs as "
+        f"{len(tasks)} prompts of six kinds, {tokens} tokens each, cores {_listed(cores)}; the "
+        f"worst prompt by the fastest of {request.rounds} calls. Ours runs as "
         f"{found.starts[text.PLAIN]['means']}.{cold} Steps of it: {steps}."
         f"{built}"
     )
@@ -312,8 +317,8 @@ def _servers(
     title = f"{text.title_of(path)}, servers{', capped' if page.capped() else ''}"
     about = (
         f"{len(tasks)} prompts of six kinds, {tokens} tokens each, rounds: {request.rounds}, asked "
-        f"by OpenAI's client, cores {asked.cores} for servers (clients where they like). Greedy, "
-        "prompts are read anew. Processor time is that of the server and its processes."
+        f"by OpenAI's client, cores {_listed(cores)} for servers (clients where they like). "
+        "Greedy, prompts are read anew. Processor time is that of the server and its processes."
     )
     section = page.section(
         title,
@@ -368,10 +373,15 @@ def _speech(
         gone,
         there,
         f"{len(recordings)} recordings, {sum(found.minutes):.1f} minutes, English, no timestamps, "
-        f"cores {asked.cores}.",
+        f"cores {_listed(cores)}.",
         (load, os.getloadavg()[0]),
     )
     page.keep(store.folder, _name(title), section)
+
+
+def _listed(cores: tuple[int, ...]) -> str:
+    """As --cores takes them."""
+    return ",".join(map(str, cores))
 
 
 def absent_of(absent: dict[str, str], *others: str) -> dict[str, str]:

@@ -20,8 +20,7 @@ from outrider_lab.papers.record import Tables
 from outrider_lab.tasks import tables
 from outrider_lab.tasks.arms import DEFAULT, PLAIN, arms
 from outrider_lab.tasks.prompts import PromptTask
-from outrider_lab.tasks.run import TasksAmount, clock, store_of
-from outrider_lab.tasks.run import run as measure
+from outrider_lab.tasks.run import TasksAmount, clock, run as measure, store_of
 
 #: Besides the default: what needs no training, and what goes with a draft model.
 ALONE, DRAFTED = ("suffix", "prompt_lookup"), ("recall", "either")

@@ -15,8 +15,7 @@ from outrider_lab.papers import record
 from outrider_lab.papers.options import layers_of
 from outrider_lab.tasks import picture, prompts, scores, spec_bench, tables
 from outrider_lab.tasks.arms import DEFAULT, arms, counts, documentation, usual_skip
-from outrider_lab.tasks.run import TasksAmount, clock, store_of
-from outrider_lab.tasks.run import run as measure
+from outrider_lab.tasks.run import TasksAmount, clock, run as measure, store_of
 
 
 @dataclass(frozen=True)
