@@ -1,5 +1,6 @@
 """Prompts with images or sound: texts are transformers' `generate`'s, however they are drafted."""
 
+import copy
 from functools import lru_cache
 
 import media_models as tiny_images
@@ -24,7 +25,7 @@ from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.beam_search.search import search
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.models import adapt, load_checks
+from outrider.models import adapt, isa, load_checks, weight_only
 from outrider.models.config import closers, placeholders
 from outrider.models.multi_modal import MultiModalRunner
 from outrider.models.prefix_cache import LEAST, PrefixCache
@@ -362,6 +363,25 @@ def test_words_ahead_of_a_picture_that_stands_ahead_of_all():
     target, request = target_of("git"), requests_of("git")[0]
     with pytest.raises(PromptError, match="reads its image ahead of the text"):
         target.runner.examine_media([7, *request.prompt], request.inputs)
+
+
+def test_the_check_of_pictures_knows_products_that_round():
+    """A deep model's attention differs in last bits, by which bfloat16's products round."""
+    if (why := weight_only.unsupported_reason(torch.device("cpu"))) is not None:
+        pytest.skip(f"no kernels: {why}")
+    config = copy.deepcopy(model_of("llava").config)
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16, "head_dim": 64}
+    for name, size in (wide | {"num_attention_heads": 4, "num_key_value_heads": 4}).items():
+        setattr(config.text_config, name, size)
+    torch.manual_seed(0)
+    model = type(model_of("llava"))(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3 if weight.dim() > 1 else 1)
+    weight_only.keep(model, "bfloat16", "it")
+    request = requests_of("llava")[0]
+    rounding = 0.03 if isa.has_bf16_products() else 1e-3
+    assert load_checks.media(adapt(model), request.prompt, request.inputs) < rounding
 
 
 def test_a_model_that_counts_positions_otherwise_is_refused(monkeypatch):

@@ -159,7 +159,7 @@ def adapters(model: TreeDecoder, name: str, tolerance: float | None = None) -> f
     together = scores(rows)
     each = zip(rows, together, strict=True)
     worst = max(_gap(whole[None], scores((row,))) for row, whole in each)
-    if worst > _allowed(model.dtype, tolerance):
+    if worst > _allowed_of(model, tolerance):
         raise UnsupportedModel(
             f"the {name} model ({model.runner.name}) does not score rows with adapters side by "
             f"side as each alone: relative difference {worst:.3g}; give one adapter as the target: "
@@ -273,7 +273,7 @@ def media(
     whole = torch.cat([text[:, :-1], drafted[:, path]], 1)
     logits = reader.plain_media(whole, inputs)
     worst = _gap(scores, logits[0, size:, : model.vocab_size])
-    allowed = _allowed(model.dtype, tolerance)
+    allowed = _allowed_of(model, tolerance)
     if not worst <= allowed:
         raise UnsupportedModel(
             f"{model.runner.name} does not score trees behind a prompt with "
