@@ -22,7 +22,7 @@ VAIN = 8  #: times as much credit, at most, that a look needs behind others that
 BET = (
     0.15  #: plain steps that a draft may be expected to lose, where the row's have brought nothing
 )
-SUREST = 0.98  #: no copy is surer
+SUREST = 0.9  #: no copy is taken to be surer: a list that goes on alike ends, too
 FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
