@@ -33,15 +33,7 @@ from outrider.drafters.memory import RowMemories
 from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
 from outrider.stats import BUCKETS, STRENGTH, AcceptanceStats, bucket
-from outrider.types import (
-    Context,
-    Draft,
-    DraftShape,
-    DrawKind,
-    LanguageModel,
-    Scores,
-    Verdict,
-)
+from outrider.types import Context, Draft, DraftShape, DrawKind, LanguageModel, Scores, Verdict
 
 MOST = 16  #: nodes that a planner may choose
 SIZES = (28, 24, 20, *range(16, 0, -1))  #: and smaller numbers of them

@@ -110,10 +110,9 @@ class EngineRun(Iterator[StepOutput]):
         #: Whether the planner is not asked ahead of the step under way; steps it has not been told.
         self._rests, self._untold = False, list[ReadOutput]()
         self._planned: list[int] = []  #: the rows that it was asked of last
-        self._closed = False
-        self._device = torch.device(engine.target.device)
+        self._closed, self._device = False, torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
-        lag = 1 if self._device.type == "cuda" else 0
+        lag = int(self._device.type == "cuda")
         #: What steps are timed with: as those that were measured (`measure`).
         self._seconds = time.thread_time if self._device.type == "cpu" else time.perf_counter
         self._outputs = OutputProcessor(self._requests, self._size, lag, trace)
@@ -130,8 +129,7 @@ class EngineRun(Iterator[StepOutput]):
             raise ConfigurationError(
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
-        target, entries = self.engine.target, self._requests.entries
-        asked, prompts, stops = [], [], []
+        target, asked, prompts, stops = self.engine.target, [], [], []
         for number, request in enumerate(requests, self._requests.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
@@ -140,14 +138,9 @@ class EngineRun(Iterator[StepOutput]):
             asked.append(request.sampling)
             prompts.append(request.prompt)
             stops.append(request.limits.stop_ids)
+        going = [entry.request.sampling for entry in self.states if not entry.over]
         settings = logits_processors.validate(
-            asked,
-            prompts,
-            stops,
-            target.vocab_size,
-            self._device,
-            self._requests.count,
-            [entry.request.sampling for entry in entries.values() if not entry.over],
+            asked, prompts, stops, target.vocab_size, self._device, self._requests.count, going
         )
         numbers = []
         for request, sampling in zip(requests, settings, strict=True):
@@ -254,8 +247,7 @@ class EngineRun(Iterator[StepOutput]):
         """Totals up to the last step."""
         stats, self._rests = self._requests.stats, False
         self._learn(())
-        report = self.engine.planner.report(self._plan)
-        stats.predicted_ms, stats.why_plain = report
+        stats.predicted_ms, stats.why_plain = self.engine.planner.report(self._plan)
         if not isinstance(self.engine.planner, FixedLength):
             stats.why_dropped = self.engine.watch.why
         stats.why_eager = self.engine.eager
