@@ -207,7 +207,7 @@ EXCEPTIONS = {
     "drafters/cascade.py:guess": "copies from automata, which are kept on a CPU alone",
     "drafters/cascade.py:least": "asked only if the tensors lie on a CPU",
     "drafters/deterministic_tree.py:": "drafts from lists, by drafters kept on a CPU alone",
-    "drafters/recall.py:commit": "kept on a CPU alone",
+    "ops/reference/draws.py:likely": "asked by a drafter that is kept on a CPU alone",
     "drafters/suffix.py:automata": "kept on a CPU alone",
     "drafters/either.py:_chains": "beside copies, on a CPU alone",
     "drafters/cross_tokenizer.py:_texts": "another tokenizer cuts texts on the host",

@@ -48,11 +48,17 @@ def some_row(seed):
     return row(text, known)
 
 
+def grow(row, most):
+    """The whole tree and its gains."""
+    grown = recall.GrowingTree(row, most)
+    return grown.first(most.nodes), list(grown)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_first_nodes_are_the_best_tree_of_so_many(seed, monkeypatch):
     monkeypatch.setattr(recall, "FLOOR", 0.004)  # large trees
     here = some_row(seed)
-    tree, gains = recall.grow(here, recall.Most(200, 200, chain=False))
+    tree, gains = grow(here, recall.Most(200, 200, chain=False))
     survivals = [b - a for a, b in pairwise(gains)]
     assert len(tree.tokens) == len(tree.parents) == len(gains) > 10
     assert all(parent < node for node, parent in enumerate(tree.parents))
@@ -61,24 +67,24 @@ def test_the_first_nodes_are_the_best_tree_of_so_many(seed, monkeypatch):
     assert all(
         b <= a + 1e-9 for a, b in pairwise(survivals)
     )  # so no other nodes survive more often
-    few, ahead = recall.grow(here, recall.Most(9, 200, chain=False))
+    few, ahead = grow(here, recall.Most(9, 200, chain=False))
     assert (few, ahead) == (tree.first(9), gains[:10])
 
 
 def test_depth_and_chain_are_limits():
     here = some_row(3)
-    shallow, _ = recall.grow(here, recall.Most(60, 2, chain=False))
+    shallow, _ = grow(here, recall.Most(60, 2, chain=False))
     depths = [0]
     for parent in shallow.parents[1:]:
         depths.append(depths[parent] + 1)
     assert max(depths) == 2
-    chain, _ = recall.grow(here, recall.Most(6, 6, chain=True))
+    chain, _ = grow(here, recall.Most(6, 6, chain=True))
     assert chain.parents == list(range(-1, len(chain.tokens) - 1))
 
 
 def test_copies_stand_beside_what_the_target_held_likely():
     here = row([5, 1, 2, 9, 1], {(9, 1): [7, 2], (1, 7): [4]})
-    tree, _ = recall.grow(here, recall.Most(8, 8, chain=False))
+    tree, _ = grow(here, recall.Most(8, 8, chain=False))
     below = {(tree.tokens[p], t) for p, t in zip(tree.parents[1:], tree.tokens[1:], strict=True)}
     assert {(1, 2), (1, 7), (2, 9), (7, 4)} <= below  # the copy 2 9, and 7 4 from what was likely
     assert [*zip(tree.parents, tree.tokens, strict=True)].count((0, 2)) == 1  # likely and copied
@@ -120,6 +126,7 @@ def test_what_the_target_held_likely_at_any_node_is_kept():
     verdict = step.verify(Engine(target, drafter).choose_rule("all"), state, draft, scores)
     step.commit(target, drafter, state, draft, scores, verdict)
     best = int(scores.laws.logits_BRV[0, 0].argmax())
+    state.memory.rows[0].settle()
     assert state.memory.rows[0].after.row(2, 3)[0] == best
 
 
@@ -144,14 +151,14 @@ def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instea
     assert here.text.tokens == [1, 2, 3, *([8] * kept), 9]
     assert list(here.instead) == instead
     most = recall.Most(8, 8, chain=False)
-    tree, gains = recall.grow(here, most)
+    tree, gains = grow(here, most)
     below = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if not parent]
     assert below == instead
     here.read([4])  # what was drafted so is learnt from, and holds for one token
     assert here.instead == ()
     again = row([1, 2, 3, 9], {})
     again.recycled, again.instead = here.recycled, [4, 3]
-    after = recall.grow(again, most)[1]
+    after = grow(again, most)[1]
     assert not instead or after[1] > gains[1]
 
 
@@ -200,3 +207,18 @@ def test_who_names_no_drafter():
     assert drafters.usual(None, device="cuda") == "suffix"
     assert drafters.usual(None, options=DraftOptions(ngram=(1, 2))) == "prompt_lookup"
     assert drafters.usual(None, reads=True) == "reference_lookup"
+
+
+def test_steps_without_a_draft_that_are_read_at_once_tell_the_same():
+    draws, late, soon = random.Random(1), row([1, 2, 3], {}), row([1, 2, 3], {})
+    most = recall.Most(8, 8, chain=False)
+    for at in range(60):
+        token, likely = draws.randrange(6), draws.sample(range(6), 3)
+        late.follows([token], likely)
+        soon.follows([token], likely)
+        soon.settle()
+        assert len(late.unread) < recall.UNREAD
+        if at % 5 == 4:
+            assert list(late.foresee(most)) == list(soon.foresee(most))
+            assert late.foresee(most).first(8) == soon.foresee(most).first(8)
+    assert late.copy().text.tokens == soon.copy().text.tokens

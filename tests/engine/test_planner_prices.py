@@ -8,7 +8,7 @@ from outrider.costs import Costs, Curve
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import Adaptive, BatchView, PlannedRow, StepReport
-from outrider.engine.speculation_policy.estimates import CostModel
+from outrider.engine.speculation_policy.prices import CostModel
 from outrider.types import PLAIN, DraftShape
 
 COSTS = Costs.of({1: 20.0, 3: 23.0, 5: 26.0})
@@ -25,7 +25,7 @@ def corrected(slower, noise, bursts=False, steps=400):
             slow = draws.choice((1.0, 1.6))
         factor = slow * slower.get(nodes, 1.0) * draws.uniform(1 - noise, 1 + noise)
         pricing.took(nodes, 1, 0, factor * COSTS.milliseconds(nodes))
-    plain, more = pricing.of(1, 0, corrected=True)
+    plain, more = pricing.of(1, 0, corrected=True)[:2]
     return [plain, *(plain + one for one in more)]
 
 

@@ -23,12 +23,12 @@ def test_backends_agree(vocab, gap, floors):
     law = laws(vocab, floors=floors)
     found = ops.likely(law, 8, gap)
     with ops.use("reference"):
-        assert torch.equal(found, ops.likely(law, 8, gap))
-    assert found.shape == (2, 3, 8)
+        assert found == ops.likely(law, 8, gap)
+    assert [len(each) for each in found] == [3, 3]
     least = law.logits_BRV.amax(-1) - (min(gap, 1.5) if floors else gap)
     for b in range(2):
         for r in range(3):
-            tokens = [token for token in found[b, r].tolist() if token >= 0]
+            tokens = found[b][r]
             values = law.logits_BRV[b, r, tokens]
             assert torch.equal(
                 values, law.logits_BRV[b, r].sort(descending=True).values[: len(tokens)]
@@ -38,10 +38,10 @@ def test_backends_agree(vocab, gap, floors):
 
 def test_a_law_in_half_precision_and_one_that_is_at_fault():
     half = ops.likely(laws(40, torch.bfloat16), 4, 3.0)
-    assert int((half >= 0).sum()) >= 6
+    assert sum(len(tokens) for each in half for tokens in each) >= 6
     broken = laws(40)
     broken.logits_BRV[0, 0, 3] = torch.nan
-    assert ops.likely(broken, 4, 3.0)[0, 0].tolist() == [-1] * 4
+    assert ops.likely(broken, 4, 3.0)[0][0] == []
 
 
 @pytest.mark.parametrize("floors", [False, True])
@@ -56,7 +56,7 @@ def test_what_is_found_once_is_what_is_found_each_time(vocab, floors):
             law.logits_BRV[0, at] = -torch.inf
     found = ops.found_once(law)
     for count, gap in ((8, 3.0), (4, 0.5), (8, 3.0), (9, 50.0)):
-        assert torch.equal(ops.likely(found, count, gap), ops.likely(law, count, gap))
+        assert ops.likely(found, count, gap) == ops.likely(law, count, gap)
     whole = ops.found_once(law._replace(logits_BRV=law.logits_BRV[1:].contiguous(), floor_BR=None))
     assert [row[0] for row in filters.peaks(whole).tokens] == whole.logits_BRV[0].argmax(
         -1

@@ -238,7 +238,7 @@ class Either:
         each = zip(memory.text.rows, memory.sides.rows, copied, added, nodes, strict=True)
         for row, sides, by_copies, tokens, drafted in each:
             grown = self.copies.foreseen(row)
-            sides.saw_copies(grown.tree.first(_worthy(grown.gains)), tokens)
+            sides.saw_copies(grown.first(_worthy(grown)), tokens)
             sides.drafted = not by_copies and drafted > 0
             if not by_copies:
                 sides.saw_model(drafted, len(tokens) - 1)

@@ -43,6 +43,7 @@ from outrider.engine.outputs import (
 from outrider.engine.request import Request, check, check_fit, clip_shape
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.speculation_policy import (
+    AdaptiveState,
     BatchView,
     FixedLength,
     PlannedRow,
@@ -56,7 +57,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import Draft, DraftShape, Scores, StepTensors, Verdict
+from outrider.types import PLAIN, Draft, DraftShape, Scores, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -106,6 +107,9 @@ class EngineRun(Iterator[StepOutput]):
         )
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(max_num_seqs))
+        #: Whether the planner is not asked ahead of the step under way; steps it has not been told.
+        self._rests, self._untold = False, list[ReadOutput]()
+        self._planned: list[int] = []  #: the rows that it was asked of last
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
@@ -248,7 +252,8 @@ class EngineRun(Iterator[StepOutput]):
     @property
     def stats(self) -> Stats:
         """Totals up to the last step."""
-        stats = self._requests.stats
+        stats, self._rests = self._requests.stats, False
+        self._learn(())
         report = self.engine.planner.report(self._plan)
         stats.predicted_ms, stats.why_plain = report
         if not isinstance(self.engine.planner, FixedLength):
@@ -332,7 +337,14 @@ class EngineRun(Iterator[StepOutput]):
         self._requests.stats.engine_steps += 1
 
     def _learn(self, steps: Sequence[ReadOutput]) -> None:
-        """What the planner learns from finished steps; whether their drafts are of no use."""
+        """What the planner learns from finished steps; whether their drafts are of no use.
+
+        While it rests several steps are told at once, as one by one costs several times as much.
+        """
+        self._untold += steps
+        if self._rests and not any(block.finish_reason for _, each in steps for block in each):
+            return
+        steps, self._untold = self._untold, []
         watch, batch = self.engine.watch, self._scheduler.batch
         for output, blocks in steps:
             tree, took = output.draft.tree, None if self._outputs.lag else 1e3 * output.seconds
@@ -394,8 +406,15 @@ class EngineRun(Iterator[StepOutput]):
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""
-        foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
         numbers, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
+        if rests:
+            plan = self._plan if self._planned == numbers else None
+            self._rests = isinstance(plan, AdaptiveState) and plan.resting()
+            if self._rests:
+                return PLAIN
+            self._planned = list(numbers)
+            self._learn(())
+        foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
         foresee: Callable[[], Sequence[float]] | None = None
         if foreseeing is not None:
             all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
@@ -403,7 +422,7 @@ class EngineRun(Iterator[StepOutput]):
         for at, number in enumerate(numbers):
             entry = self._requests.entries[number]
             if foreseeing is not None:
-                foresee = partial(_foreseen, all_rows, at)
+                foresee = partial(lambda at: all_rows()[at], at)
             requests.append(entry.request)
             rows.append(PlannedRow(number, entry.request, entry.length, foresee))
         free = self._free(requests)
@@ -417,7 +436,7 @@ class EngineRun(Iterator[StepOutput]):
         view = BatchView(rows, queue.max_num_seqs, free, closed, unread, dropped)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
-        if shape._replace(most_B=None, sizes=None) not in shapes:
+        if shape not in shapes and shape._replace(most_B=None, sizes=None) not in shapes:
             raise ConfigurationError(
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
@@ -438,8 +457,3 @@ class EngineRun(Iterator[StepOutput]):
     def _sweep(self) -> None:
         """Drop what is forgotten, but for requests that blocks on their way still name."""
         self._requests.sweep(self._scheduler.named + self._outputs.named)
-
-
-def _foreseen(all_rows: Callable[[], Sequence[Sequence[float]]], at: int) -> Sequence[float]:
-    """What was foreseen for one row of them."""
-    return all_rows()[at]

@@ -17,7 +17,7 @@ descending order:
     greedily(law, tokens_BRK, there_BRK)            the best tokens in greedy rows, these in others
     stack(laws)                                     the laws of several levels as one
 
-    likely(law, count, gap)                         the most probable tokens_BRK, -1 padded
+    likely(law, count, gap)                         the most probable tokens of each, as lists
     found_once(law)                                 the law, which keeps what is found in it
 
 The law that a draw returns is the one to declare in the draft. It carries what the draw has

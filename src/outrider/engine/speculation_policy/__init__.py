@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.drafters.recipes import DraftOptions, Recipe
-from outrider.engine.speculation_policy.adaptive import Adaptive
+from outrider.engine.speculation_policy.adaptive import Adaptive, AdaptiveState
 from outrider.engine.speculation_policy.protocol import (
     BatchView,
     FixedLength,
@@ -45,6 +45,7 @@ def chosen(
 __all__ = [
     "PLANNERS",
     "Adaptive",
+    "AdaptiveState",
     "BatchView",
     "FixedLength",
     "PlanReport",

@@ -15,16 +15,14 @@ import torch
 
 from outrider.costs import Costs
 from outrider.engine.speculation_policy.estimates import (
-    CONTEXT,
     FIRST,
     LEVEL,
-    LOOKS,
     Backoff,
-    CostModel,
     ReadingCredit,
     RowMemory,
-    StepPrices,
+    SharedEstimates,
 )
+from outrider.engine.speculation_policy.prices import CONTEXT, CostModel, StepPrices
 from outrider.engine.speculation_policy.protocol import (
     BatchView,
     PlannedRow,
@@ -32,7 +30,6 @@ from outrider.engine.speculation_policy.protocol import (
     StepReport,
 )
 from outrider.errors import ConfigurationError
-from outrider.stats import AcceptanceStats
 from outrider.types import DraftShape
 
 SURE = 2.0  #: what reading must be expected to bring, of what it takes, by a guess
@@ -41,68 +38,9 @@ LOOK = 0.25  #: of reading: what the first look behind it may cost
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
 DARE = 1.0  #: plain steps that drafts of a row may take longer than what they have brought it
 ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too little is not asked
+VAIN_LOOKS = 2  #: at a row alone, in a row, for a step of rest behind them
+LONGEST_REST = 5
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
-
-
-POOLED = 0.998  #: what a look of any row counts for beside the next one
-
-
-class SharedEstimates:
-    """What rows have shown together: what is believed of each before it has shown anything.
-
-    For rows whose texts do not depend on what is drafted: a batch knows after a step what one row
-    learns in many, and a request what those before it have shown. Greedy and sampled rows have one
-    each. `before` is what earlier
-    runs have shown, which is worth no more than a few looks of this one, as texts differ.
-
-    >>> earlier = SharedEstimates()
-    >>> earlier.saw(False, 1, 0)
-    >>> now = SharedEstimates(earlier)
-    >>> now.levels[False] == earlier.levels[False] < now.levels[True] == LEVEL
-    True
-    """
-
-    __slots__ = ("_before", "_found", "_level", "_looks")
-
-    def __init__(self, before: "SharedEstimates | None" = None) -> None:
-        levels, founds = (LEVEL, LEVEL), (1.0, 1.0)
-        if before is not None:
-            levels, founds = before.levels, before.supplies
-        self._before = before
-        self._looks = [0, 0]
-        self._level = AcceptanceStats(levels, LOOKS, POOLED)
-        self._found = AcceptanceStats(founds, LOOKS, POOLED)
-
-    @property
-    def levels(self) -> tuple[float, float]:
-        """The chance that a drafted token is kept, of sampled and of greedy rows."""
-        sampled, greedy = self._level.chances
-        return sampled, greedy
-
-    @property
-    def supplies(self) -> tuple[float, float]:
-        """The chance that there is a draft where one is asked for, of sampled and greedy rows."""
-        sampled, greedy = self._found.chances
-        return sampled, greedy
-
-    def looks(self, greedy: bool) -> int:
-        """Drafted tokens of such rows that were looked at, in earlier runs, too."""
-        return self._looks[greedy] + (0 if self._before is None else self._before.looks(greedy))
-
-    def saw(self, greedy: bool, depth: int, kept: int) -> None:
-        """Of a draft so deep, so many levels were kept."""
-        if self._before is None:  # it is told of all
-            self._looks[greedy] += min(kept + 1, depth)
-        for at in range(min(kept + 1, depth)):
-            self._level.saw(greedy, at < kept)
-        if self._before is not None:
-            self._before.saw(greedy, depth, kept)
-
-    def found(self, greedy: bool, any_draft: bool) -> None:
-        """Whether there was a draft where one was asked for."""
-        self._found.saw(greedy, any_draft)
-        if self._before is not None:
-            self._before.found(greedy, any_draft)
 
 
 class AdaptiveState:
@@ -127,9 +65,17 @@ class AdaptiveState:
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
         self.loses = 0.0  #: plain steps that a look is expected to lose them
         self.pause = 0  #: plain steps until what a drafter foresees for them is weighed again
+        self.rest = 0  #: steps of the same row for which nobody need ask
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
+
+    def resting(self) -> bool:
+        """Whether the next step of the same rows is plain without a look at them."""
+        if not self.rest:
+            return False
+        self.rest -= 1
+        return True
 
     def memory(self, row: PlannedRow) -> RowMemory:
         """What is remembered of a row."""
@@ -200,13 +146,22 @@ class Adaptive:
 
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
-        rows = view.rows
+        rows, state.rest = view.rows, 0
         state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts or (view.dropped and view.free):
             return state.plain
         if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
             state.rows = {row.number: state.memory(row) for row in rows}
         state.reading = state.costs.read_on(view.unread, len(rows))
+        if len(rows) == 1 and view.free and rows[0].foresee is not None and not state.reading:
+            prices = state.prices.of(1, state.context, corrected=True)
+            memory = state.memory(rows[0])
+            best = memory.worth(rows[0], state.drafts, prices)
+            if best >= 0:
+                return state.drafts[best]
+            memory.vain += 1
+            state.rest = min(memory.vain // VAIN_LOOKS, LONGEST_REST)
+            return state.plain
         if view.free and state.rests and state.rests == _who(state):
             if rows[0].foresee is None:
                 return state.drafts[0] if _due(state, state.loses) else state.plain

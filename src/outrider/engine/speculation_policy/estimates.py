@@ -1,166 +1,13 @@
 """What a planner remembers of one row: how its drafts fared, and how fast it has been."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from math import exp, log
-from operator import mul
+from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple, TypeAlias
 
-from outrider.costs import Costs, between
+from outrider.engine.speculation_policy.prices import StepPrices
 from outrider.engine.speculation_policy.protocol import PlannedRow
-from outrider.stats import BUCKETS, FORGET, bucket, gains
+from outrider.stats import BUCKETS, FORGET, AcceptanceStats, bucket, gains
 from outrider.types import PLAIN, DraftShape
-
-# What the shapes of a drafter cost beside a plain step, by the table and by recent steps.
-
-CONTEXT = 64  #: committed tokens that share a price
-RECENT = 31  #: steps of a size whose times are remembered
-NEAR = 8  #: steps before one, of any size, beside which it is slow or fast
-ENOUGH = 8  #: steps of one size before their own times count
-GRAIN = 0.02  #: smaller corrections are left alone
-BOUND = 1.5  #: a measured time corrects the table by this factor at most
-TABLE_ERROR = 0.03  #: by how much a table is wrong, as a rule: its standard error
-_OF_QUARTILES = 0.93  #: of a median of n: this part of the ratios' middle half, by the root of n
-
-
-_Line: TypeAlias = tuple[int, list[float], list[float]]
-
-
-class StepPrices(NamedTuple):
-    """Milliseconds of a plain step, and what each draft costs more."""
-
-    plain: float
-    more: tuple[float, ...]
-
-
-class CostModel:
-    """The table's prices, corrected by what steps of a size have taken beside other steps.
-
-    A busy neighbour slows all sizes down, and then nothing is corrected: what counts is how long a
-    size takes beside the steps before it, by the median of recent ones and the table (`_likely`). A
-    size is so many nodes of about so many rows: what three nodes take of one row says nothing of
-    three nodes of sixteen. The table alone is what a text may depend on.
-
-    before  that of the run before, with the same table and drafts: what it has shown counts, as
-            most runs are too short to find out anew. A step of every size is forgotten with each
-            run, so that one that seemed dear, and is not asked for any more, is tried again.
-    """
-
-    def __init__(
-        self, costs: Costs, drafts: Sequence[DraftShape], before: "CostModel | None" = None
-    ) -> None:
-        self.costs, self.drafts = costs, tuple(drafts)
-        if before is None:
-            self.deepest = max((shape.max_depth for shape in drafts), default=0)
-            self._nodes = [1, *(shape.max_nodes for shape in drafts)]
-            contexts = {context for by_context in costs.times.values() for context in by_context}
-            self._contexts = sorted(contexts)
-            self._lines: dict[int, list[_Line]] = {}
-        else:
-            self.deepest, self._nodes = before.deepest, before._nodes
-            self._contexts, self._lines = before._contexts, before._lines
-        self._known: dict[tuple[int, int, bool], StepPrices] = {}
-        self._near: deque[float] = deque(maxlen=NEAR)  #: logarithms
-        self._by_size: dict[tuple[int, int], deque[float]] = {}
-        self._factor: dict[tuple[int, int], float] = {}
-        self._count = 0
-        if before is not None:
-            for size, times in list(before._by_size.items()):
-                self._by_size[size] = deque(list(times)[1:], maxlen=RECENT)
-            self._correct()
-
-    def of(self, rows: int, context: int, corrected: bool = False) -> StepPrices:
-        """The prices of a step of so many rows that are at most so long."""
-        context -= context % CONTEXT
-        key = rows, context, corrected
-        found = self._known.get(key)
-        if found is None:
-            steps = self._steps(rows, context)
-            if corrected and self._factor:
-                about = rows.bit_length()
-                factors = [self._factor.get((about, nodes), 1.0) for nodes in self._nodes]
-                steps = list(map(mul, steps, factors))
-            plain = steps[0]
-            more = tuple([step - plain for step in steps[1:]])
-            found = self._known[key] = StepPrices(plain, more)
-        return found
-
-    def step(self, nodes: int, rows: int, context: int, corrected: bool = False) -> float:
-        """Milliseconds of a step."""
-        plain, more = self.of(rows, context, corrected)
-        if nodes == 1 or not more:
-            return plain
-        return plain + between(self._nodes[1:], more, nodes)
-
-    def _steps(self, rows: int, context: int) -> list[float]:
-        """Milliseconds of a plain step and of every draft's, between measured contexts."""
-        lines = self._lines.get(rows)
-        if lines is None:
-            lines = self._lines[rows] = self._measured(rows)
-        at = 0
-        while at + 1 < len(lines) and context >= lines[at + 1][0]:
-            at += 1
-        low, steps, slopes = lines[at]
-        beyond = max(context - low, 0)
-        return [step + slope * beyond for step, slope in zip(steps, slopes, strict=True)]
-
-    def _measured(self, rows: int) -> list[_Line]:
-        """From each measured context on: the steps there, and what they rise by with a token."""
-        at = self._contexts
-        curves = [self.costs.curve(rows, context) for context in at]
-        steps = [[curve.milliseconds(n) for n in self._nodes] for curve in curves]
-        if len(at) == 1:
-            return [(at[0], steps[0], [0.0] * len(self._nodes))]
-        return [
-            (low, less, [(b - a) / (high - low) for a, b in zip(less, more, strict=True)])
-            for low, high, less, more in zip(at, at[1:], steps, steps[1:], strict=False)
-        ]
-
-    def took(self, nodes: int, rows: int, context: int, milliseconds: float) -> None:
-        """A step of this size took so long; 0 tells nothing: what was read took it all."""
-        if not milliseconds:
-            return
-        ratio = log(milliseconds / self.step(nodes, rows, context))
-        near = self._near
-        if near:
-            size = rows.bit_length(), nodes
-            sizes = self._by_size.get(size)
-            if sizes is None:
-                sizes = self._by_size[size] = deque(maxlen=RECENT)
-            sizes.append(exp(ratio - sum(near) / len(near)))
-        near.append(ratio)
-        self._count += 1
-        if not self._count % ENOUGH:
-            self._correct()
-
-    def _correct(self) -> None:
-        """Correct the table by what is known by now."""
-        factors = {
-            size: min(max(round(_likely(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
-            for size, times in self._by_size.items()
-            if len(times) >= ENOUGH
-        }
-        if factors != self._factor:
-            self._factor = factors
-            self._known = {key: prices for key, prices in self._known.items() if not key[2]}
-
-
-def _likely(ratios: Collection[float]) -> float:
-    """What a size takes beside others: 1, as the table says, or the ratios' median, or between.
-
-    Each counts by how sure it is. A table is of few looks, within a start's budget; and a median of
-    steps that vary much, as they do on a busy machine, says less than one of steps that agree.
-
-    >>> _likely([1.1] * 9), round(_likely([0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 2)
-    (1.1, 1.01)
-    """
-    ranked, count = sorted(ratios), len(ratios)
-    middle = median(ranked)
-    spread = ranked[-1 - count // 4] - ranked[count // 4]
-    unsure = (_OF_QUARTILES * spread) ** 2 / count
-    return 1 + (middle - 1) * TABLE_ERROR**2 / (TABLE_ERROR**2 + unsure)
-
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth
 BASE = 40.0  #: looks that a row's level is worth beside those of a bucket
@@ -172,6 +19,10 @@ RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it 
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
 RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
 VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
+BET = (
+    0.15  #: plain steps that a draft may be expected to lose, where the row's have brought nothing
+)
+SUREST = 0.98  #: no copy is surer
 FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
@@ -346,12 +197,74 @@ class MatchStreaks:
         self._seen[at] = (self._seen[at] - BASE) * FORGET + 1 + BASE
 
 
+POOLED = 0.998  #: what a look of any row counts for beside the next one
+
+
+class SharedEstimates:
+    """What rows have shown together: what is believed of each before it has shown anything.
+
+    For rows whose texts do not depend on what is drafted: a batch knows after a step what one row
+    learns in many, and a request what those before it have shown. Greedy and sampled rows have one
+    each. `before` is what earlier
+    runs have shown, which is worth no more than a few looks of this one, as texts differ.
+
+    >>> earlier = SharedEstimates()
+    >>> earlier.saw(False, 1, 0)
+    >>> now = SharedEstimates(earlier)
+    >>> now.levels[False] == earlier.levels[False] < now.levels[True] == LEVEL
+    True
+    """
+
+    __slots__ = ("_before", "_found", "_level", "_looks")
+
+    def __init__(self, before: "SharedEstimates | None" = None) -> None:
+        levels, founds = (LEVEL, LEVEL), (1.0, 1.0)
+        if before is not None:
+            levels, founds = before.levels, before.supplies
+        self._before = before
+        self._looks = [0, 0]
+        self._level = AcceptanceStats(levels, LOOKS, POOLED)
+        self._found = AcceptanceStats(founds, LOOKS, POOLED)
+
+    @property
+    def levels(self) -> tuple[float, float]:
+        """The chance that a drafted token is kept, of sampled and of greedy rows."""
+        sampled, greedy = self._level.chances
+        return sampled, greedy
+
+    @property
+    def supplies(self) -> tuple[float, float]:
+        """The chance that there is a draft where one is asked for, of sampled and greedy rows."""
+        sampled, greedy = self._found.chances
+        return sampled, greedy
+
+    def looks(self, greedy: bool) -> int:
+        """Drafted tokens of such rows that were looked at, in earlier runs, too."""
+        return self._looks[greedy] + (0 if self._before is None else self._before.looks(greedy))
+
+    def saw(self, greedy: bool, depth: int, kept: int) -> None:
+        """Of a draft so deep, so many levels were kept."""
+        if self._before is None:  # it is told of all
+            self._looks[greedy] += min(kept + 1, depth)
+        for at in range(min(kept + 1, depth)):
+            self._level.saw(greedy, at < kept)
+        if self._before is not None:
+            self._before.saw(greedy, depth, kept)
+
+    def found(self, greedy: bool, any_draft: bool) -> None:
+        """Whether there was a draft where one was asked for."""
+        self._found.saw(greedy, any_draft)
+        if self._before is not None:
+            self._before.found(greedy, any_draft)
+
+
 class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
     __slots__ = (
         "asked",
         "brought",
+        "credit",
         "expected",
         "found",
         "greedy",
@@ -360,6 +273,7 @@ class RowMemory:
         "time",
         "tokens",
         "told",
+        "vain",
         "wait",
     )
 
@@ -371,8 +285,9 @@ class RowMemory:
         #: What drafts were to bring of late by who foresees, what they brought, in tokens.
         self.expected, self.brought = FORETOLD, FORETOLD
         self.told: Sequence[float] = ()  #: what is foreseen for the step under way
+        self.credit = 0.0  #: what drafts have brought, and `RISK` of all steps, in plain steps
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
-        self.wait = Backoff()
+        self.wait, self.vain = Backoff(), 0  #: steps of late for which nothing paid
         self.asked = PLAIN  #: for the step under way, where every row is planned by itself
 
     @property
@@ -394,6 +309,41 @@ class RowMemory:
         last = len(by_depth) - 1
         return [by_depth[min(shape.max_depth, last)] for shape in drafts]
 
+    def worth(self, row: PlannedRow, drafts: Sequence[DraftShape], prices: StepPrices) -> int:
+        """Of drafts that are foreseen for a row alone the one that is worth most, -1 for none.
+
+        It may take longer than a plain step by what drafts have brought this row, and by so much
+        that losing it costs `BET` as is expected: half a step for a copy of which nine in ten are
+        right, next to nothing for a guess. So a text that refuses all of them loses little, and
+        one that repeats itself is copied at once. No node is looked for that costs more than it can
+        be worth.
+        """
+        assert row.foresee is not None
+        left, deepest = row.request.left(row.length), drafts[-1].max_nodes - 1
+        room = deepest if left is None else max(left - 1, 0)
+        rate, holds = self.speed / prices.plain, self.brought / self.expected
+        told, least, dared = [0.0], rate * prices.node, 0.0
+        self.told = told
+        for nodes, gain in enumerate(row.foresee()):
+            if nodes == 1:
+                chance = min(holds * gain, SUREST)
+                dared = prices.plain * (self.credit + BET / (1 - chance))
+                if prices.more[0] > dared:
+                    return -1
+            if nodes:
+                told.append(gain)
+                if nodes >= deepest or holds * (gain - told[-2]) < least:
+                    break
+        best, most, last = -1, 0.0, len(told) - 1
+        for at, (shape, more) in enumerate(zip(drafts, prices.more, strict=True)):
+            nodes = min(shape.max_nodes - 1, last)
+            worth = min(holds * told[nodes], room) - rate * more
+            if worth > most and more <= dared:
+                best, most = at, worth
+            if nodes == last:
+                break
+        return best
+
     def supply(self, row: PlannedRow, believed: float) -> float:
         """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
         return self.found.chance(believed) if row.foresee is None else 1.0
@@ -407,11 +357,14 @@ class RowMemory:
     def emitted(self, tokens: int, plain_steps: float, drafted: int) -> None:
         """A step with so many nodes drafted that took as long as so many plain ones."""
         fade = _FADE**tokens
+        if tokens > 1:
+            self.vain = 0
         if drafted and self.told:  # the best of many guesses is seldom as good as it looks
             told = self.told[min(drafted, len(self.told) - 1)]
             self.expected += told
             self.brought += tokens - 1
         self.expected = FORETOLD + (self.expected - FORETOLD) * fade
         self.brought = FORETOLD + (self.brought - FORETOLD) * fade
+        self.credit += tokens - (1 - RISK) * plain_steps
         self.tokens = self.tokens * fade + tokens
         self.time = self.time * fade + plain_steps

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from outrider.models.cpu_kernels import build
-from outrider.ops.cpu import host_tables
 from outrider.ops.cpu.host_tables import Array, per_thread
 from outrider.ops.reference.probs import floors as reference_floors, least, partial, unscaled
 from outrider.row_params import SamplingRows
@@ -73,50 +72,45 @@ def peaks(laws: Laws) -> Peaks | None:
         if tokens is not None:
             found = np.take_along_axis(rows, tokens, 1)
             found[tokens < 0] = -np.inf
-            once.peaks = Peaks(tokens.tolist(), found.tolist(), bool((tokens[:, 0] >= 0).all()))
+            ids: list[list[int]] = tokens.tolist()
+            once.peaks = Peaks(ids, found.tolist(), min(ids)[0] >= 0)
     return once.peaks
 
 
-def _among(found: Peaks, laws: Laws, count: int, gap: float) -> list[list[int]]:
-    """`likely` of what was found."""
-    floors = [-math.inf] * len(found.tokens)
+def likely(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
+    """As `outrider.ops.reference.draws.likely`; of equals the first."""
+    batch, rows = laws.logits_BRV.shape[:2]
+    floors = [-math.inf] * (batch * rows)
     if laws.floor_BR is not None:
         floors = laws.floor_BR.ravel().tolist()
-    among = []
-    for tokens, logits, floor in zip(found.tokens, found.logits, floors, strict=True):
-        least = max(logits[0] - gap, floor)
-        each = zip(tokens[:count], logits, strict=False)
-        among.append([token if logit >= least else -1 for token, logit in each])
-    return among
-
-
-def likely(laws: Laws, count: int, gap: float) -> Tensor:
-    """As `outrider.ops.reference.draws.likely`; of equals the first."""
     known = peaks(laws) if count <= MOST else None
-    if known is not None and known.sound:
-        among = _among(known, laws, count, gap)
-        return host_tables.numbers(among).view(*laws.logits_BRV.shape[:2], count)
+    if known is None or not known.sound:
+        return _searched(laws, count, gap, floors)
+    found = []
+    for tokens, logits, floor in zip(known.tokens, known.logits, floors, strict=True):
+        least, size = max(logits[0] - gap, floor), min(count, len(logits))
+        while tokens[size - 1] < 0 or logits[size - 1] < least:  # the best one never is
+            size -= 1
+        found.append(tokens[:size])
+    return [found[at : at + rows] for at in range(0, batch * rows, rows)]
+
+
+def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[list[list[int]]]:
+    """The same where nothing was found before."""
     logits = laws.logits_BRV.detach()
     native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    shape = (*logits.shape[:2], count)
-    floor_BR = laws.floor_BR
-    whole = native.numpy().reshape(-1, logits.shape[-1])
-    at_once = _in_one_pass(
-        whole, None if floor_BR is None else floor_BR.numpy().ravel(), count, gap
-    )
+    batch, rows, vocab = logits.shape
+    whole = native.numpy().reshape(-1, vocab)
+    limits = None if laws.floor_BR is None else laws.floor_BR.numpy().ravel()
+    at_once = _in_one_pass(whole, limits, count, gap)
     if at_once is not None:
-        return torch.from_numpy(at_once).view(shape)
-    floors = None if floor_BR is None else floor_BR.tolist()
-    found = []
-    for b, rows in enumerate(native.numpy()):
-        for r, z in enumerate(rows):
-            least = z.max() - gap
-            if floors is not None:
-                least = max(least, floors[b][r])
-            index = np.flatnonzero(z >= least)
-            best = index[np.argsort(-z[index], kind="stable")[:count]].tolist()
-            found.append(best + [-1] * (count - len(best)))
-    return host_tables.numbers(found).view(shape)
+        found = [[token for token in row if token >= 0] for row in at_once.tolist()]
+    else:
+        found = []
+        for z, floor in zip(whole, floors, strict=True):
+            index = np.flatnonzero(z >= max(z.max() - gap, floor))
+            found.append(index[np.argsort(-z[index], kind="stable")[:count]].tolist())
+    return [found[at : at + rows] for at in range(0, batch * rows, rows)]
 
 
 def _in_one_pass(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:

@@ -188,8 +188,8 @@ def found_once(laws: Laws) -> Laws:
     return laws
 
 
-def likely(laws: Laws, count: int, gap: float) -> Tensor:
-    """The `count` most probable tokens of each law, best first, [B, R, count], -1 padded.
+def likely(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
+    """The `count` most probable tokens of each law of each row, best first, for drafters on a host.
 
     Left out is what lies more than `gap` below the best logit, or below the floor.
     """
@@ -198,8 +198,8 @@ def likely(laws: Laws, count: int, gap: float) -> Tensor:
     least = top.values[..., :1] - gap
     if laws.floor_BR is not None:
         least = torch.maximum(least, laws.floor_BR[..., None])
-    tokens = torch.where(top.values >= least, top.indices, -1)
-    return torch.nn.functional.pad(tokens, (0, count - tokens.shape[-1]), value=-1)
+    tokens = torch.where(top.values >= least, top.indices, -1).tolist()
+    return [[[token for token in one if token >= 0] for one in row] for row in tokens]
 
 
 def widened(table_BRk: Tensor, count: int) -> Tensor:
