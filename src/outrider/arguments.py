@@ -5,9 +5,11 @@ must be whole is given as one: 3, not 3.0.
 """
 
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar, cast, runtime_checkable
 
 from outrider.errors import ConfigurationError
@@ -53,6 +55,21 @@ def plain(given: Given) -> Given:
     kinds = _loaded("numpy", "generic", "ndarray") + _loaded("torch", "Tensor")
     if isinstance(given, kinds) and given.shape == ():
         return cast(Given, given.item())
+    return given
+
+
+def at_home(given: Any) -> Any:
+    """Paths, alone or in lists and mappings, with a ~ at their beginning as a shell reads it.
+
+    >>> at_home("org/name"), at_home(None), at_home("~/model") == str(Path.home() / "model")
+    ('org/name', None, True)
+    """
+    if isinstance(given, Mapping):
+        return {name: at_home(one) for name, one in given.items()}
+    if type(given) in (list, tuple):
+        return type(given)(map(at_home, given))
+    if isinstance(given, (str, Path)) and str(given).startswith("~"):
+        return type(given)(os.path.expanduser(given))
     return given
 
 

@@ -96,8 +96,10 @@ def usable_file(model: str, file: str) -> Iterator[None]:
     """In here foreign errors mean that this file of a model's folder says what cannot be used."""
     try:
         yield
-    except OutriderError:
-        raise
+    except OutriderError as error:
+        if type(error) is not ConfigurationError or model in str(error):
+            raise
+        raise ConfigurationError(f"{file} of the model {model!r}: {error}") from error
     except Exception as error:  # whatever somebody else's file makes of a library
         raise ConfigurationError(
             f"{file} of the model cannot be used; got {model!r} ({kind_of(error)}); download it "

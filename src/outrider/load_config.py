@@ -156,6 +156,8 @@ class LoadConfig:
 
 #: Names of all options, in the order of the fields.
 OPTIONS = tuple(field.name for field in fields(LoadConfig))
+#: Those that may be paths.
+PATHS = tuple("target draft table step_costs tokenizer draft_tokenizer lora_modules".split())
 #: Those that say which target runs, and how: what a loaded model's `generate` cannot be told.
 RUNTIME = (
     "target",

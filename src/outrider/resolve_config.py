@@ -1,7 +1,7 @@
 """From a `LoadConfig` to what is to be loaded, before any weight is read: names become objects."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -13,7 +13,7 @@ from outrider.drafters.recipes import COMMON, DraftOptions, Recipe
 from outrider.engine import speculation_policy as planners
 from outrider.engine.speculation_policy import Planner
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.load_config import LoadConfig
+from outrider.load_config import PATHS, LoadConfig
 from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import is_speech, vocabulary_of
 from outrider.models.draft_source import DraftSource
@@ -124,6 +124,7 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
     >>> resolve(LoadConfig(drafter="prompt_lookup", ngram=(2, 3))).depth
     8
     """
+    config = replace(config, **arguments.at_home(arguments.fields_of(config, PATHS)))
     isa.level()  # a misspelt one is said before anything is read
     if config.generation_config not in ("auto", "none"):
         what, given = "'auto' or 'none'", config.generation_config

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import ConfigurationError
+from outrider_lab.commands.plan import number
 from outrider_lab.tasks import chooser
 from outrider_lab.tasks.chooser import EVERYTHING
 
@@ -60,3 +61,9 @@ def chooser_target():
 def test_prompts_need_a_model(tmp_path):
     with pytest.raises(ConfigurationError, match="tried with a model"):
         CliRunner().invoke(app, ["plan", "--prompts", "x"], catch_exceptions=False)
+
+
+def test_counts_of_parameters_are_said_in_billions():
+    assert number("--parameters", "7B") == number("--parameters", "7g") == 7e9
+    with pytest.raises(ConfigurationError, match="model-bytes"):
+        number("--model-bytes", "7B")

@@ -395,3 +395,14 @@ def test_no_budget_and_no_context_is_an_error_before_memory_is_taken():
     target.context = 1 << 30
     with pytest.raises(outrider.CapacityError, match="give max_new_tokens"):
         Engine(target, Root()).run([[1, 2]], SamplingParams(0), StopConditions(None))
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_options_that_stop_or_sampling_have(call):
+    ask = getattr(pairs_of(llama()), call)
+    with refused(outrider.ConfigurationError, r"write stop=Stop\(max_new_tokens=...\)"):
+        ask([1, 2], max_new_tokens=4)
+    with refused(outrider.ConfigurationError, r"write sampling=SamplingParams\(top_k=...\)"):
+        ask([1, 2], top_k=4)
+    with refused(outrider.UnknownName, "option of generate 'logprob'", "'logprobs'"):
+        ask([1, 2], logprob=True)

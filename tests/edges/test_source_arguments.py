@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from transformers import WhisperConfig
@@ -120,3 +121,34 @@ def test_compare_refuses_a_source(outrider, folder):
     code, out, err = outrider("compare", "--model", folder, *FAST)
     assert (code, out) == (2, "")
     assert "got an encoder-decoder" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("typed", ["surce.txt", "~/nothing", "../text", f"{Path.cwd()}/surce"])
+def test_a_source_that_looks_like_a_file_and_is_none(outrider, folder, typed):
+    code, _, err = outrider("generate", "--model", folder, "--source", typed, "-n", "2", *FAST)
+    assert (code, err) == (0, f"there is no file {typed!r}: it is read as the source itself\n")
+
+
+@pytest.mark.parametrize("typed", ["w9", "w9/w4", "/w9/w4/w7", "see w4.txt", "w9 " * 2000, "~w9"])
+def test_a_source_that_only_has_slashes_or_dots_is_text(outrider, folder, typed):
+    told = outrider("generate", "--model", folder, "--source", typed[:200], "-n", "2", *FAST)
+    assert told[::2] == (0, "")
+
+
+def test_home_in_options(outrider, folder, answer, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").symlink_to(folder)
+    (tmp_path / "text").write_text("w9 w4 w7")
+    typed = ["generate", "--model=~/model", "--source=~/text", "-n", "12", *FAST]
+    assert outrider(*typed) == (0, answer() + "\n", "")
+    typed = ["generate", "--model=~/model", "--source=w9 w4 w7", "-n", "12", *FAST]
+    assert outrider(*typed, "--reference=~/text") == (0, answer() + "\n", "")
+
+
+def test_home_in_python(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    llama().save_pretrained(tmp_path / "model")
+    words.tokenizer().save_pretrained(tmp_path / "words")
+    more = {"tokenizer": "~/words", "dtype": "float32", "threads": 1}
+    load("~/model", "~/model", draft_tokenizer="~/words", **more)
+    load("~/model", ["~/model"] * 2, drafter="paths", **more)

@@ -65,6 +65,15 @@ def test_tokenizer_template_and_end_are_in_it(loaded):
     assert loaded.stop_ids(Stop(4)) == (1,)
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_folder_of_such_files_says_to_name_one(written, tmp_path, role):
+    (tmp_path / "b.gguf").write_bytes(b"")
+    (tmp_path / "a.gguf").write_bytes(b"")
+    models = [tmp_path] if role == "target" else [llama(), tmp_path]
+    with pytest.raises(ConfigurationError, match=rf"the {role} model .*; name \S*a\.gguf$"):
+        outrider.load(*models)
+
+
 @pytest.mark.parametrize("what", ["missing", "garbage", "folder"])
 def test_a_file_that_is_none(written, tmp_path, what):
     path = tmp_path / "model.gguf"

@@ -226,3 +226,18 @@ def test_generate_points_to_transcribe(capsys, monkeypatch, folder, words):
         cli.main()
     assert leave.value.code == 2
     assert "use `outrider transcribe FILE -m MODEL`" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_references_by_name_and_home(capsys, monkeypatch, folder, talks, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "talk.wav").write_bytes(Path(talks[0]).read_bytes())
+    (tmp_path / "said").write_text("w3 w4")
+    brief = ["-m", folder, *BRIEF[:-2]]
+    words = ["~/talk.wav", "--reference", "~/said", *brief]
+    assert run(capsys, monkeypatch, *words)[::2] == (0, "")
+    code, _, err = run(capsys, monkeypatch, talks[0], "--reference", "./nothing", *brief)
+    told = "there is no file './nothing': it is read as the reference itself"
+    assert (code, " ".join(err.split())) == (0, told)
+    code, _, err = run(capsys, monkeypatch, "x.wav", "--reference", "said.srt", "-m", "no/model")
+    assert code == 2
+    assert "cannot read the reference; got 'said.srt'" in err

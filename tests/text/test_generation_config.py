@@ -161,3 +161,12 @@ def test_a_server_follows_it_and_requests_override(shipped, banned):
         same = text(server, temperature=0, **free).choices[0].text
         assert same == text(plain, temperature=0).choices[0].text
     assert pickle.loads(pickle.dumps(defaults)) == defaults  # it goes to another process
+
+
+@pytest.mark.parametrize("said", [{"top_k": -1}, {"temperature": "hot"}, {"min_new_tokens": 2.5}])
+def test_what_cannot_be_followed_is_refused_by_the_files_name(tmp_path, said):
+    saved(tmp_path, **said)
+    found = rf"^generation_config.json of the model '{tmp_path}': {next(iter(said))}"
+    with pytest.raises(outrider.ConfigurationError, match=found):
+        load(tmp_path, **PLAIN)
+    load(tmp_path, generation_config="none", **PLAIN)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from outrider import arguments
 from outrider.cli import console
 from outrider.cli.console import fail, out
 from outrider.cli.options import (
@@ -150,7 +151,7 @@ class Talk:
 
     def _equip(self, rest: str) -> None:
         try:
-            self.tools = read_tools(Path(rest), self.speculator) if rest else []
+            self.tools = read_tools(arguments.at_home(Path(rest)), self.speculator) if rest else []
         except OutriderError as error:
             fail(str(error))
             return
@@ -158,8 +159,9 @@ class Talk:
         out.print(f"(it may call {names or 'nothing'})", markup=False)
 
     def _attach(self, kind: str, rest: str) -> None:
+        files = [arguments.at_home(Path(rest))]
         try:
-            self.media += attached(*(([Path(rest)], []) if kind == "image" else ([], [Path(rest)])))
+            self.media += attached(*((files, []) if kind == "image" else ([], files)))
         except OutriderError as error:
             fail(str(error))
             return

@@ -1,14 +1,17 @@
 """The program `outrider`: its commands, what other distributions add, and its exit codes."""
 
 import errno
+import functools
 import sys
+from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import outrider
-from outrider import lazy
+from outrider import arguments, lazy
 from outrider.cli import batch, chat, generate, serve, train_draft, transcribe
 from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, err, fail
 from outrider.errors import ConfigurationError, OutriderError, out_of_memory
@@ -102,12 +105,28 @@ def common(
     isa.level()  # a misspelt OUTRIDER_ISA is an error of every command
 
 
-app.command("batch")(batch.batch)
-app.command("chat")(chat.chat)
-app.command("generate")(generate.generate)
-app.command("serve")(serve.serve)
-app.command("train-draft")(train_draft.command)
-app.command("transcribe")(transcribe.transcribe)
+def _at_home(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, told where ~ is: no shell says it in --option=~/file."""
+
+    @functools.wraps(command)
+    def run(**typed: object) -> None:
+        text = {name: one for name, one in typed.items() if not _paths(one)}
+        command(**text, **{n: arguments.at_home(one) for n, one in typed.items() if n not in text})
+
+    return run
+
+
+def _paths(typed: object) -> bool:
+    """Whether the option parser made paths of it."""
+    return isinstance(typed[0] if isinstance(typed, list) and typed else typed, Path)
+
+
+app.command("batch")(_at_home(batch.batch))
+app.command("chat")(_at_home(chat.chat))
+app.command("generate")(_at_home(generate.generate))
+app.command("serve")(_at_home(serve.serve))
+app.command("train-draft")(_at_home(train_draft.command))
+app.command("transcribe")(_at_home(transcribe.transcribe))
 register(app)
 
 

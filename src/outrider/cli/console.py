@@ -4,6 +4,7 @@ Its progress bars are on stderr, gone when done, absent without a terminal.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from outrider import arguments
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models import budget
 
@@ -215,6 +217,10 @@ LOADING = "loading (the first time this measures the machine for some seconds)"
 # Texts that a command reads: as they are typed, from a file, or from standard input.
 
 INPUT = "-"  #: names standard input
+#: How names of files begin or end.
+_ENDING = re.compile(
+    r"^(~|\.\.?)/|\.(txt|md|json|jsonl|srt|vtt|tsv|csv|html|xml|py|log)$", re.IGNORECASE
+)
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -234,7 +240,8 @@ def read_source(given: str) -> str:
     if given == INPUT:
         text = read_input("source")
     else:
-        text = read_file(Path(given), "source") if _is_file(given) else given
+        named = named_file(given, "source")
+        text = given if named is None else read_file(named, "source")
     if not text:
         raise PromptError("the source is empty; got ''; give at least one character")
     return text
@@ -258,12 +265,18 @@ def read_file(path: Path, what: str) -> str:
     return _decoded(raw, str(path))
 
 
-def _is_file(given: str) -> bool:
-    """Whether a file has this name; a text may be too long for one, or hold what none can."""
-    try:
-        return os.path.isfile(given)
+def named_file(given: str, what: str) -> Path | None:
+    """The file that a text names; None: there is none, which is said where it looks like a name."""
+    path = Path(arguments.at_home(given))
+    try:  # a text may be too long for a name, or hold what none can
+        if os.path.isfile(path):
+            return path
     except ValueError:
-        return False
+        return None
+    looks = _ENDING.search(given) or (os.path.isdir(path.parent) and "/" in given)
+    if looks and len(given.split()) == 1:  # molecules are written with slashes, too
+        err.print(f"there is no file {given!r}: it is read as the {what} itself", markup=False)
+    return None
 
 
 def _decoded(raw: bytes, where: str) -> str:

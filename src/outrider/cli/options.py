@@ -12,7 +12,7 @@ import typer
 from outrider import arguments, drafters, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.cli.gathered import Command, Target as Target, Threads as Threads, gathered
-from outrider.load_config import RUNTIME, LoadConfig
+from outrider.load_config import PATHS, RUNTIME, LoadConfig
 from outrider.models.cpu_kernels import build
 
 if TYPE_CHECKING:
@@ -301,7 +301,8 @@ def config_of(typed: Mapping[str, Any]) -> LoadConfig:
         for name, value in typed.items()
         if value is not None and value != []
     }
-    return LoadConfig(**read)
+    paths = {name: arguments.at_home(value) for name, value in read.items() if name in PATHS}
+    return LoadConfig(**read | paths)
 
 
 def choices(config: LoadConfig) -> list[str]:

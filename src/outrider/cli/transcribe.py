@@ -14,6 +14,7 @@ from outrider.cli.console import (
     bar,
     err,
     figures,
+    named_file,
     put,
     working,
 )
@@ -174,6 +175,7 @@ def transcribe(
         asked["temperature"] = tuple(temperature)
     TranscribeSettings(**asked)  # before a model is loaded
     _check(files, kinds, output, reference)
+    copied = [_copied(given) for given in reference or ()]
     name = drafter or _usual(draft or draft_layers, reference)
     if compare and name == "root" and not reference:
         raise ConfigurationError(
@@ -204,11 +206,11 @@ def transcribe(
                 trust_remote_code=trust_remote_code,
             )
         if reference:
-            asked["reference"] = [reference[files.index(name)] for name in heard]
+            asked["reference"] = [copied[files.index(name)] for name in heard]
         done = _run(speculator, heard, asked, failed, kinds, output)
         if compare and done:
             if reference:
-                asked["reference"] = [reference[files.index(name)] for name in done]
+                asked["reference"] = [copied[files.index(name)] for name in done]
             _compare(speculator, list(done), asked)
     for name, error in failed.items():
         err.print(f"failed: {name}: {error}", style="bold red", markup=False)
@@ -258,6 +260,15 @@ def _readable(files: Sequence[str], failed: dict[str, OutriderError]) -> list[st
         else:
             fine.append(name)
     return fine
+
+
+def _copied(given: str) -> str | Path:
+    """A reference as a file or as text. Raises ConfigurationError before a model is loaded."""
+    from outrider.speech import captions
+
+    found = given if captions.is_name(given) else named_file(given, "reference") or given
+    captions.read(found)
+    return found
 
 
 def _usual(draft: str | None, reference: Sequence[str] | None) -> str | None:

@@ -70,6 +70,7 @@ class ModelSource:
     def __init__(
         self, given: Given, role: str, group: "Group | None" = None, trust: bool = False
     ) -> None:
+        given = arguments.at_home(given)
         self.given, self.role, self.trust = given, role, pretrained.read_trust(trust)
         if trust and isinstance(given, (str, Path)):
             pretrained.warn(str(given))
@@ -108,6 +109,11 @@ class ModelSource:
         except RemoteCodeRefused:
             raise
         except Exception as error:  # whatever somebody else's file makes transformers raise
+            files = sorted(Path(given).glob("*.gguf"))
+            if files and not (Path(given) / "config.json").is_file():
+                arguments.refuse(
+                    f"the {role} model", "named by its file", str(given), f"name {files[0]}"
+                )
             kind = "no local folder with a config.json and no hub name that can be reached"
             if self._how:
                 kind = "no GGUF file that can be read"

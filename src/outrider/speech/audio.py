@@ -68,7 +68,7 @@ def look(
         do = "give samples per second, such as 16000, or leave it out"
         sampling_rate = arguments.whole("sampling_rate", sampling_rate, do, least=1)
     if isinstance(given, (str, Path)):
-        path = Path(given)
+        path = Path(arguments.at_home(given))
         rate, frames = _header(path)
         if sampling_rate not in (None, rate):
             raise AudioError(

@@ -52,14 +52,20 @@ def read(given: Reference) -> list[CaptionLine]:
     return lines
 
 
+def is_name(given: str) -> bool:
+    """Whether a text is the name of a file.
+
+    >>> is_name("talk.srt"), is_name("what was said")
+    (True, False)
+    """
+    return "\n" not in given and given.strip().lower().endswith(_SUFFIXES)
+
+
 def _text(given: str | Path) -> str:
-    named = isinstance(given, Path) or (
-        "\n" not in given and given.strip().lower().endswith(_SUFFIXES)
-    )
-    if not named:
-        return str(given)
+    if isinstance(given, str) and not is_name(given):
+        return given
     try:
-        return Path(given).read_text("utf-8-sig")
+        return Path(arguments.at_home(given)).read_text("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(
             f"cannot read the reference; got {str(given)!r} ({error.strerror}); check the path"

@@ -1,7 +1,7 @@
 """What users give to be answered, as the engine takes it: prompts, sources, and what goes along."""
 
-from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from outrider import arguments
 from outrider.drafters import DRAFTERS
 from outrider.engine.request import token_ids
-from outrider.errors import ConfigurationError, PromptError
+from outrider.errors import ConfigurationError, PromptError, UnknownName
 from outrider.models.config import read
 from outrider.text.decoder_prompt import DecoderPrompt
 from outrider.text.media_processor import MediaProcessor, has_media
@@ -415,6 +415,21 @@ def _each(name: str, given: Any, rows: int) -> Iterable[Any]:
             f"{rows} prompts; give as many as prompts"
         )
     return each
+
+
+def refuse_unknown(
+    options: Mapping[str, object], known: Collection[str], parts: Mapping[str, type[Any]]
+) -> None:
+    """Refuse a name that is no option of `generate`, and say of which part it is a field."""
+    for name in options:
+        for part, kind in parts.items():
+            if name in {field.name for field in fields(kind)}:
+                raise ConfigurationError(
+                    f"{name} is a field of {kind.__name__}; got it beside the prompts; write "
+                    f"{part}={kind.__name__}({name}=...)"
+                )
+        if name not in known:
+            raise UnknownName("option of generate", name, known)
 
 
 def refuse_useless(drafter: Drafter) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from outrider.text.prompts import (
     PromptEncoder,
     Text,
     adapter_names,
+    refuse_unknown,
     refuse_useless,
 )
 from outrider.types import Drafter, Inputs, Verifier
@@ -161,6 +162,10 @@ class GenerateOptions(TypedDict, total=False):
     capacity: int | None  #: slots of a row, if more are wanted than prompt and budget need
 
 
+_KNOWN = (*GenerateOptions.__annotations__, "trace")
+_PARTS = {"stop": Stop, "sampling": SamplingParams}
+
+
 class Speculator:
     """A target, a drafter, a rule and a tokenizer. Made by `outrider.load`.
 
@@ -233,6 +238,7 @@ class Speculator:
         >>> speculator.generate("teh cat", SamplingParams(0)).texts  # doctest: +SKIP
         ['the cat']
         """
+        refuse_unknown(options, _KNOWN, _PARTS)
         beams = options.pop("beams", None)
         if beams is not None:
             return self._beamed(beams, prompts, sampling, stop, options)
@@ -255,8 +261,10 @@ class Speculator:
         logprobs: bool = False,
         capacity: int | None = None,
         trace: bool = False,
+        **unknown: Never,
     ) -> "Stream":
         """An iterator of TextBlocks; `result()` gives what has been generated so far."""
+        refuse_unknown(unknown, _KNOWN, _PARTS)
         if beams is not None:
             raise ConfigurationError(
                 "beams are not known before their search ends; got beams=... for a stream; use "

@@ -29,6 +29,8 @@ def number(option: str, given: str | None) -> float | None:
         return None
     text = given.strip()
     unit = text[-1:].upper() if text[-1:].isalpha() else ""
+    if unit == "B" and option == "--parameters":  # billions, as sizes of models are said
+        unit = "G"
     try:
         value = float(text.removesuffix(text[-1:]) if unit else text) * UNITS[unit]
     except (ValueError, KeyError):
@@ -57,7 +59,7 @@ def plan(
         str | None, typer.Option(help="Of the cache, for one token of one row, e.g. 131K.")
     ] = None,
     parameters: Annotated[
-        str | None, typer.Option(help="Default: 2 bytes of weights for each.")
+        str | None, typer.Option(help="Such as 7B. Default: 2 bytes of weights for each.")
     ] = None,
     layers: Annotated[int, typer.Option(min=0, help="For all-reduces: two a layer.")] = 0,
     dtype: Annotated[
