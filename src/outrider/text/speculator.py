@@ -72,14 +72,13 @@ def beamed(
 
     given: Sequence[Any] = asked.inputs or [None] * len(asked.prompts)
     every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
-    rows = zip(every, adapters, strict=True)
-    requests = [Request(*each, lora_name=name) for each, name in rows]
+    requests = [Request(*row, lora_name=to) for row, to in zip(every, adapters, strict=True)]
     most = engine.drafter.shapes[0].max_depth
     with engine.paces.lent(most, beams.num_beams, len(requests)) as pace:
         found = search(engine.target, engine.drafter, requests, beams, pace=pace)
     completions = []
-    each_row = zip(requests, found.hypotheses, found.counts.close, strict=True)
-    for request, row, close in each_row:
+    rows = zip(requests, found.hypotheses, found.counts.close, strict=True)
+    for request, row, close in rows:
         tie = None
         if close is not None and close.margin < ROUNDING[engine.target.dtype]:
             tie = _tie(close, request.prompt, tokenizer)
@@ -87,13 +86,12 @@ def beamed(
         for one in row:
             ids = one.token_ids
             ended = bool(ids) and ids[-1] in stops
-            stats = RequestStats(
-                prompt_tokens=len(request.prompt), new_tokens=len(ids), steps=found.counts.calls
-            )
+            calls, size = found.counts.calls, len(request.prompt)
+            stats = RequestStats(prompt_tokens=size, new_tokens=len(ids), steps=calls)
             stats.seconds = found.seconds
             text = _text(tokenizer, request.prompt, ids[:-1] if ended else ids)
             reason = "stop" if ended else "length"
-            if not ended and len(request.prompt) + len(ids) >= engine.target.context:
+            if not ended and size + len(ids) >= engine.target.context:
                 reason = "context"
             done = Completion(text, ids, reason, stats, score=one.score, near_tie=tie)
             completions.append(done)
@@ -266,10 +264,8 @@ class Speculator:
         """An iterator of TextBlocks; `result()` gives what has been generated so far."""
         refuse_unknown(unknown, _KNOWN, _PARTS)
         if beams is not None:
-            raise ConfigurationError(
-                "beams are not known before their search ends; got beams=... for a stream; use "
-                "generate"
-            )
+            what = "left out of a stream: they are known when their search ends"
+            arguments.refuse("beams", what, beams, "use generate")
         asked = self._asked(prompts, decoder_prompts, reference)
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         usual = SamplingParams(**self.defaults.sampling)
@@ -284,10 +280,7 @@ class Speculator:
             adapters = [name for name in adapters for _ in range(copies)]
             settings = [_reseeded(s, copy) for s in settings for copy in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
-        ends: dict[Stop, StopConditions] = {}
-        for s in stops:
-            if s not in ends:
-                ends[s] = StopConditions(s.max_new_tokens, self.stop_ids(s))
+        ends = {s: StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in set(stops)}
         run = self.engine.run(
             asked.prompts,
             self._ruled(settings, asked.prompts, rules),
