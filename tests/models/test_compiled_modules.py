@@ -9,6 +9,7 @@ from outrider import SamplingParams, Stop
 from outrider.models.model_lock import uncompiled
 
 LOAD = {"drafter": "recall", "dtype": "float32", "threads": 1, "pack_weights": False}
+LOAD |= {"num_speculative_tokens": 4}  # of a fixed length: a planner may dare nothing here
 PROMPT = [7, 8, 9, 10, 11] * 5
 SIZES = {
     "vocab_size": 97,
