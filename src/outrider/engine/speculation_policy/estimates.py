@@ -19,9 +19,7 @@ RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it 
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
 RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
 VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
-BET = (
-    0.15  #: plain steps that a draft may be expected to lose, where the row's have brought nothing
-)
+BET = 0.15  #: plain steps that a draft may be expected to lose where the row's brought nothing
 SUREST = 0.9  #: no copy is taken to be surer: a list that goes on alike ends, too
 FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
@@ -313,10 +311,10 @@ class RowMemory:
         """Of drafts that are foreseen for a row alone the one that is worth most, -1 for none.
 
         It may take longer than a plain step by what drafts have brought this row, and by so much
-        that losing it costs `BET` as is expected: half a step for a copy of which nine in ten are
-        right, next to nothing for a guess. So a text that refuses all of them loses little, and
-        one that repeats itself is copied at once. No node is looked for that costs more than it can
-        be worth.
+        that losing it costs `BET` as is expected: one and a half steps for a copy of which nine in
+        ten are right, a fifth of one for a guess. So a text that refuses all of them loses little,
+        and one that repeats itself is copied at once. No node is looked for that costs more than it
+        can be worth.
         """
         assert row.foresee is not None
         left, deepest = row.request.left(row.length), drafts[-1].max_nodes - 1
