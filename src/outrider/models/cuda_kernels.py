@@ -27,6 +27,8 @@ WIDEST = 256  #: numbers of a head
 MOST = 64  #: rows of a key/value head that a slice of the text is read with
 SLICE = 64  #: slots that are read at once
 FILLS = 256  #: programs that keep a device busy
+#: Arguments that differ from call to call: one kernel serves them all.
+COUNTS = ("queries", "width", "splits", "count")
 
 
 @triton.jit
@@ -62,7 +64,7 @@ def gate_up(both, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + at, (opened * up).to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def rotate(
     qkv, cos, sin, positions, slots, turned, keys, values, queries, heads, kv_heads,
     row_stride, head_stride, HALF: tl.constexpr, BLOCK: tl.constexpr,
@@ -99,7 +101,7 @@ def rotate(
             tl.store(values + entry + HALF, high, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def attend(
     turned, keys, values, visible, out, sums, queries, kv_heads, groups, width, slots, scale,
     row_stride, head_stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -152,7 +154,7 @@ def attend(
         tl.store(out + to[:, None] * SIZE + e[None], answer, mask=has_r[:, None] & has_e[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def join(
     parts, sums, out, splits, count, queries, kv_heads, groups,
     SIZE: tl.constexpr, BLOCK_E: tl.constexpr, SPLITS: tl.constexpr,
