@@ -39,7 +39,7 @@ SHAPES = {
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Lean decoders take Triton's kernels, with slices of 16 slots."""
+    """Lean decoders take Triton's kernels, with slices of 16 slots and blocks of 16 rows."""
 
     def chosen(shape, act, rotary, positions, like):
         assert cuda_kernels.unsupported_reason(shape, act) is None
@@ -49,6 +49,7 @@ def kernels(monkeypatch):
 
     monkeypatch.setattr(lean, "chosen", chosen)
     monkeypatch.setattr(cuda_kernels, "SLICE", 16)
+    monkeypatch.setattr(cuda_kernels, "ROWS", 16)
 
 
 def own_logits(model, ids):
@@ -226,23 +227,24 @@ def test_half_precision_rounds_where_transformers_does(kernels):
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("size", [64, 96, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_on_a_device(dtype, size, groups):
+def test_on_a_device(monkeypatch, dtype, size, groups):
     """Texts read at once, a few tokens at a time and one by one, against float64."""
+    monkeypatch.setattr(cuda_kernels, "MOST", 100)
     shape = {
         "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 3, "head_dim": size,
         "num_attention_heads": 6, "num_key_value_heads": 6 // groups, "vocab_size": 32,
         "max_position_embeddings": 1024,
     }  # fmt: skip
     model = llama(seed=3, **shape).cuda()
-    ids = text(3, 300)
+    ids = text(3, 130)
     exact = own_logits(model.double(), ids)
     model = model.to(dtype)
-    own = (own_logits(model, ids) - exact).abs().max()
+    own = (own_logits(model, ids) - exact).norm()
     adapted = adapt(model).runner
     assert "Triton" in adapted.means
-    for at_once in (300, 60, 7, 1):
+    for at_once in (130, 60, 7, 1):  # torch's attention, blocks of rows, a tree, a token
         got = written(adapted, ids, at_once)
-        assert (got - exact).abs().max() < 2 * own + 1e-4, at_once
+        assert (got - exact).norm() < 1.5 * own, at_once
 
 
 def test_shapes_it_was_not_written_for():

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from outrider.models.layer import AttentionShape
 
 WIDEST = 256  #: numbers of a head
-MOST = 64  #: rows of a key/value head that a slice of the text is read with
+MOST = 512  #: rows of a key/value head: more are a prompt's, which torch is quicker with
+ROWS = 64  #: of them that a program has
 SLICE = 64  #: slots that are read at once
 FILLS = 256  #: programs that keep a device busy
 #: Arguments that differ from call to call: one kernel serves them all.
-COUNTS = ("queries", "width", "splits", "count")
+COUNTS = ("queries", "width", "splits", "count", "blocks")
 
 
 @triton.jit
@@ -103,17 +104,19 @@ def rotate(
 
 @triton.jit(do_not_specialize=COUNTS)
 def attend(
-    turned, keys, values, visible, out, sums, queries, kv_heads, groups, width, slots, scale,
-    row_stride, head_stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
+    turned, keys, values, visible, out, sums, queries, kv_heads, groups, width, slots, blocks,
+    scale, row_stride, head_stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
     SLICE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a key/value head's rows to `slots` of the text. Grid (splits, K, B).
+    """Attention of some rows of a key/value head to `slots` of the text. Grid (splits, K * blocks,
+    B).
 
     SPLIT writes what a slice says, not divided yet, with its maximum and its sum; else it is whole.
     """
-    part, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    part, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    head, block = tl.program_id(1) // blocks, tl.program_id(1) % blocks
     rows = groups * queries
-    r, e = tl.arange(0, ROWS), tl.arange(0, BLOCK_E)
+    r, e = block * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_E)
     has_r, has_e = r < rows, e < SIZE
     first = (row * kv_heads + head) * rows
     q = tl.load(
@@ -215,9 +218,10 @@ class TritonCall:
         batch, queries, width = self.visible.shape
         shape = of.shape
         rows = queries * (shape.heads // shape.kv_heads)
-        self.rows = max(16, triton.next_power_of_2(rows))
-        self.mask = None if self.rows <= MOST else additive(nodes.visible_BQW, of.dtype)
-        wanted = max(1, FILLS // max(batch * shape.kv_heads, 1))
+        self.mask = None if rows <= MOST else additive(nodes.visible_BQW, of.dtype)
+        self.rows = min(ROWS, max(16, triton.next_power_of_2(rows)))
+        self.blocks = -(-rows // self.rows)
+        wanted = max(1, FILLS // max(batch * shape.kv_heads * self.blocks, 1))
         slices = -(-width // SLICE)
         self.reads = -(-slices // min(wanted, slices, 64)) * SLICE  #: slots of a split
         self.splits = -(-width // self.reads)
@@ -260,9 +264,9 @@ class TritonCall:
         said = qkv.new_empty(self.splits, count, size, dtype=torch.float32) if split else out
         sums = qkv.new_empty(self.splits, count, 2, dtype=torch.float32) if split else out
         block = triton.next_power_of_2(size)
-        attend[self.splits, kv_heads, batch](
+        attend[self.splits, kv_heads * self.blocks, batch](
             turned, keys, values, self.visible.view(torch.uint8), said, sums, queries, kv_heads,
-            groups, width, self.reads, size**-0.5, row_stride, head_stride, SIZE=size,
+            groups, width, self.reads, self.blocks, size**-0.5, row_stride, head_stride, SIZE=size,
             ROWS=self.rows, BLOCK_E=max(block, 16), SLICE=SLICE, SPLIT=split, num_warps=4,
         )  # fmt: skip
         if split:
