@@ -13,6 +13,7 @@ from outrider.engine import graph_pool
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.graph_pool import form_of, lasting, moved
 from outrider.engine.request import Request
+from outrider.engine.speculation_policy import measure
 from outrider.models.cache import SlotCache
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import numbers
@@ -78,6 +79,37 @@ def test_settings_that_a_captured_step_was_not_made_for_are_captured_anew():
         got, run = decode(graphed, PROMPTS[:3], settings, ends)
         assert got == want
     assert run.stats.replays
+
+
+def test_stop_tokens_make_no_other_form():
+    """Those of a model that has some, of requests that add one, and of text that was made up."""
+    eager, graphed = engines("chain")
+    decode(graphed, PROMPTS[:1], SEEDED[:1], StopConditions(20))
+    for ids in ((7,), (7, 11, 19)):
+        want, _ = decode(eager, PROMPTS[:1], SEEDED[:1], StopConditions(20, stop_ids=ids))
+        got, run = decode(graphed, PROMPTS[:1], SEEDED[:1], StopConditions(20, stop_ids=ids))
+        assert got == want
+        assert run.stats.captures == 0
+
+
+def test_what_was_measured_for_the_planner_is_replayed_by_runs():
+    """On a device the same batch is given again and again, and steps are timed as graphs."""
+    target, small = pair(runner="transformers", context=512)
+    eager, graphed = (Engine(target, DRAFTERS["chain"](small)) for _ in range(2))
+    graphed.capture = Recorder()
+    batch, step = measure._made_up(graphed, 1, 64), graphed.stepper()
+    for _ in range(4):
+        step(batch, graphed.shapes[0])
+    assert graphed.capture.records == 1
+    del batch, step
+    want, _ = decode(eager, PROMPTS[:1], SEEDED[:1], StopConditions(20))
+    got, run = decode(graphed, PROMPTS[:1], SEEDED[:1], StopConditions(20))
+    assert got == want
+    assert run.stats.captures == 0
+    batch, step = measure._made_up(graphed, 1, 64), graphed.stepper()
+    made = [step(batch, graphed.shapes[0]).block.tokens_BT.tolist() for _ in range(3)]
+    assert graphed.capture.records == 1
+    assert made[0] == made[1] == made[2]  # each from the same rows, wherever they lie
 
 
 def texts(engine, waves, rows=3):
