@@ -17,6 +17,7 @@ a library.
 import functools
 import hashlib
 import importlib
+import logging
 import marshal
 import os
 import pickle
@@ -31,7 +32,10 @@ from types import ModuleType
 from typing import Any
 
 from outrider import lazy
+from outrider.errors import first_line
 from outrider.models import calibrate
+
+_log = logging.getLogger(__name__)
 
 #: What every model needs, and which of it imports what there are stand-ins for.
 _IMPORTED = ("modeling_utils", "masking_utils", "generation", "models.llama.modeling_llama")
@@ -48,14 +52,27 @@ def import_lean() -> None:
         return
     from torch import distributed  # torch itself has no part in what follows
 
-    with lazy.uncollected(), ExitStack() as meanwhile:
-        meanwhile.enter_context(_instead(distributed, "is_available", lambda: False))
-        for name, names in _stand_ins().items():
-            meanwhile.enter_context(_stands_in(name, names))
-        meanwhile.enter_context(_exports_kept())
-        for part in _IMPORTED:
-            importlib.import_module(f"transformers.{part}")
-    _imported_lean = True
+    try:
+        with lazy.uncollected(), ExitStack() as meanwhile:
+            meanwhile.enter_context(_instead(distributed, "is_available", lambda: False))
+            for name, names in _stand_ins().items():
+                meanwhile.enter_context(_stands_in(name, names))
+            meanwhile.enter_context(_exports_kept())
+            _import_all()
+        _imported_lean = True
+    except Exception as error:  # whatever an installed package of somebody's asks for meanwhile
+        for name in [each for each in sys.modules if each.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        _import_all()
+        _log.warning(
+            "transformers was imported in full, which takes longer: %s: %s",
+            type(error).__name__, first_line(error),
+        )  # fmt: skip
+
+
+def _import_all() -> None:
+    for part in _IMPORTED:
+        importlib.import_module(f"transformers.{part}")
 
 
 def run_lean(entry: bytes, *given: object) -> None:
@@ -156,7 +173,7 @@ def _stands_in(name: str, names: Mapping[str, object]) -> Iterator[None]:
         yield
         return
     module = ModuleType(name)
-    vars(module).update(names)
+    vars(module).update(names, __path__=[])  # a package: what is below it can be asked for
 
     def real(asked: str) -> object:
         if asked.startswith("__"):
@@ -170,10 +187,45 @@ def _stands_in(name: str, names: Mapping[str, object]) -> Iterator[None]:
 
     vars(module)["__getattr__"] = real
     sys.modules[name] = module
+    finder = _Below(name, leave)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
+        sys.meta_path.remove(finder)
         leave()
+
+
+class _Below(MetaPathFinder, Loader):
+    """Finds what is below a stand-in: the real package takes its place, and has it."""
+
+    def __init__(self, package: str, leave: Callable[[], None]) -> None:
+        self._package, self._leave = package, leave
+        self._made: dict[str, ModuleType] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Of modules below the package; those that it has imported itself are not run again."""
+        if not name.startswith(f"{self._package}."):
+            return None
+        self._leave()
+        real = importlib.import_module(self._package)
+        if name not in sys.modules:
+            return PathFinder.find_spec(name, real.__path__ if path == [] else path, target)
+        self._made[name] = sys.modules.pop(name)  # else its own loader would be asked once more
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The one that is there."""
+        made = self._made[spec.name]
+        spec.loader_state = made.__spec__
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It was run already."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
 
 
 @contextmanager
