@@ -380,8 +380,7 @@ class EngineRun(Iterator[StepOutput]):
     def _give_back(self) -> None:
         """Leave the batch's buffers, and the graphs over them, to runs that come."""
         assert self._graphed is not None
-        self._learn(self._outputs.read())
-        self._scheduler.leave()
+        self._scheduler.leave()  # a step that is still on its way is waited for by nobody
         self._scheduler.batch = None
         self._graphed.release()
 
