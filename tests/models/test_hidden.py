@@ -10,6 +10,7 @@ from outrider.models import (
     LlamaRunner,
     TransformersRunner,
     TreeDecoder,
+    hf,
     runner_of,
 )
 from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
@@ -54,6 +55,19 @@ def test_hidden_states_of_every_family(name, fallback):
     assert few.shape[1] == 2
     assert scored(driven, aux_layers=()).hidden == ()
     assert not head._forward_pre_hooks
+
+
+@torch.inference_mode()
+def test_states_of_a_layer_whatever_a_list_of_layers_means(monkeypatch):
+    """Versions of transformers count a list's layers in two ways: where one counts otherwise, all
+    states are asked for."""
+    driven = TreeDecoder(TransformersRunner(llama()))
+    expected = scored(driven, aux_layers=(0, 1, -1)).hidden
+    monkeypatch.setattr(hf, "_PICKS_LAYERS", False)
+    assert hf.layers_asked((1, -1)) == {"output_hidden_states": True}
+    assert hf.layers_asked((-1,)) == {}
+    found = scored(driven, aux_layers=(0, 1, -1)).hidden
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

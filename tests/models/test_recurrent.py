@@ -50,6 +50,16 @@ def tokens(*shape, seed=0):
     return torch.randint(3, VOCAB, shape, generator=random)
 
 
+def test_layers_hand_out_the_caches_handles():
+    """Mixers ask the cache for a state, or its layers: that depends on transformers' version."""
+    _, target = driven("qwen3_5_text")
+    cache = target.open(1, CAPACITY)
+    for number, layer in enumerate(cache.layers):
+        assert layer.conv_states[0] == cache.get_conv_state(number)
+        assert layer.recurrent_states[1] == cache.get_recurrent_state(number, 1)
+        assert layer.record_past == cache.is_recording_past(number)
+
+
 def step_by_step(model, text, path):
     """Transformers' own logits [n, V]: the text in one call, then the path token by token."""
     kind, place = model.config.model_type, {}

@@ -227,7 +227,7 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
         return registered
     layers: Collection[str] = read(decoder_of(model.config), "layer_types", (list, tuple)) or ()
     sees = bool(placeholders(model.config))
-    if INDEXED in layers:
+    if not INDEXED.isdisjoint(layers):
         return IndexedMultiModalRunner if sees else IndexedRunner
     return MultiModalRunner if sees else TransformersRunner
 

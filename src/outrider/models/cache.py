@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.models import memory
-from outrider.models.recurrent.hooks import StateHandle, ask
+from outrider.models.recurrent.hooks import LayerHandles, StateHandle, ask
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.row_params import scatter_items
 from outrider.types import RowStore
@@ -31,6 +31,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = True
     is_croppable = True
     is_sliding = False  # windows are the mask's business: a ring buffer could not be rolled back
+    record_past = True  #: this and the handles: as `SlotCache` says in newer versions
+    conv_states = property(lambda self: LayerHandles(self.owner.get_conv_state, self.index))
+    recurrent_states = property(
+        lambda self: LayerHandles(self.owner.get_recurrent_state, self.index)
+    )
 
     def __init__(self, owner: "SlotCache", index: int) -> None:
         super().__init__()

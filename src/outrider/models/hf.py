@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, output_capturing
 
 from outrider.errors import UnsupportedModel
 from outrider.models import attention, batch_invariance, foreign_layers, linear, placement
@@ -25,11 +25,15 @@ from outrider.models.model_lock import CONFIGURATION, evaluating, mine, parts_of
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-INDEXED = "indexed_attention"  #: its own choice of what is in sight
+#: Types of layers that choose what they attend to; the second before transformers 5.18.
+INDEXED = frozenset({"indexed_attention", "deepseek_sparse_attention"})
 _REACH = ("sliding_window", "attention_chunk_size")
 
 #: For all layers, or for each type of layer; None for those without one.
 Mask: TypeAlias = Tensor | dict[str, Tensor | None] | None
+
+#: Whether models take a list of layers, with the numbers that all their states have.
+_PICKS_LAYERS = hasattr(output_capturing, "resolve_hidden_states_indices")
 
 _SIZE = 64  #: of a head, where a configuration does not say
 UNLIMITED = 1 << 30  #: a model that says nothing of its context
@@ -54,10 +58,10 @@ def steady_context(config: PretrainedConfig) -> int:
 def layers_asked(aux_layers: tuple[int, ...]) -> dict[str, object]:
     """The argument that asks a model for its states after these layers, if any is wanted.
 
-    Older versions of transformers take any list for True, which is all of them.
+    Where a list does not count the embeddings as the first (transformers 5.17), all are asked for.
     """
     layers = [layer for layer in aux_layers if layer >= 0]
-    return {"output_hidden_states": layers} if layers else {}
+    return {"output_hidden_states": layers if _PICKS_LAYERS else True} if layers else {}
 
 
 def _arguments(model: PreTrainedModel) -> frozenset[str]:
@@ -263,7 +267,7 @@ class TransformersRunner:
 
     def _cuts(self) -> bool:
         if self._kinds is not None:
-            return not {FULL, INDEXED}.issuperset(self._kinds)
+            return not INDEXED.union({FULL}).issuperset(self._kinds)
         return any(self._reach.values())
 
     def around(

@@ -39,7 +39,8 @@ class BloomRunner(TransformersRunner):
         assert keys_BW is not None
 
         def build(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-            slopes = modeling_bloom._get_alibi_slopes(heads, keys_BW.device)
+            two = torch.ones(1, 2, dtype=torch.long, device=keys_BW.device)
+            slopes = modeling_bloom.build_alibi_tensor(two, heads, torch.float32)[:, 0, 1]
             bias = slopes[:, None] * keys_BW[:, None, :]
             built: Tensor = bias.flatten(0, 1)[:, None].to(dtype)
             return built

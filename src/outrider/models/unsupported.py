@@ -66,7 +66,8 @@ _ENCODERS = frozenset(
     """.split()
 )
 
-LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
+LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+LAYERS |= {"indexed_attention", "deepseek_sparse_attention"}  # the same, by version
 ATTENTION = {"eager", "sdpa"}
 
 

@@ -143,6 +143,9 @@ class Mtp:
         self.depth = len(model.layers)
         kinds = read(model.config, "layer_types", (list, tuple)) or ()
         self._kinds: tuple[str | None, ...] = (*kinds, *[None] * self.depth)[: self.depth]
+        rope = read(model.config, "rope_parameters", dict) or {}
+        #: whether types of layers have frequencies of their own
+        self._rope_by_kind = any(isinstance(each, dict) for each in rope.values())
         wide = read(model.config, "sliding_window", int)
         #: of each layer, how many positions back its attention reaches; None: all
         self.windows = tuple(wide if "sliding_attention" == kind else None for kind in self._kinds)
@@ -179,8 +182,11 @@ class Mtp:
         model = self.model
         embedded, turned = model.embed_tokens(tokens_BQ), None
         if model.rotary_emb is not None:
-            kind = {"layer_type": self._kinds[layer]} if model.has_per_layer_rope else {}
-            turned = model.rotary_emb(embedded, position_ids=positions_BQ, **kind)
+            kind = {"layer_type": self._kinds[layer]} if self._rope_by_kind else {}
+            at = positions_BQ
+            if hasattr(model.rotary_emb, "mrope_section"):  # by text, row and column
+                at = at.expand(3, -1, -1)
+            turned = model.rotary_emb(embedded, position_ids=at, **kind)
         x: Tensor = model.layers[layer](
             embedded,
             states_BQE,

@@ -55,6 +55,17 @@ class StateHandle:
         return self.states.recur(self.layer, self.number, recurrence, *inputs)
 
 
+@dataclass(frozen=True)
+class LayerHandles:
+    """A layer's handles by a state's number: mixers of transformers before 5.21 ask layers."""
+
+    get: Callable[[int, int], StateHandle]
+    layer: int
+
+    def __getitem__(self, number: int) -> StateHandle:
+        return self.get(self.layer, number)
+
+
 class _Asked(local):
     """What a thread's mixer has asked its cache for last: functions without an argument for it."""
 
