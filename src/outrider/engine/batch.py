@@ -49,7 +49,6 @@ class Batch(NamedTuple):
 
     @inference
     def take(self, rows: Sequence[int]) -> "Batch":
-        """A copy of these rows, in this order."""
         context = self.context
         tokens = copy_rows(context.tokens_BL, rows)
         return Batch(

@@ -68,7 +68,6 @@ class TranslatedCache:
         self.own, self.rows, self.capacity = own, rows, capacity
 
     def take(self, rows: Sequence[int]) -> "TranslatedCache":
-        """A copy of these rows, in this order."""
         texts = [self.rows[row].copy() for row in rows]
         return TranslatedCache(self.own.take(rows), texts, self.capacity)
 

@@ -192,7 +192,6 @@ class Encoded(NamedTuple):
     mask_BT: Tensor  #: bool: which states are there
 
     def take(self, rows: Sequence[int]) -> "Encoded":
-        """A copy of these rows, in this order."""
         return Encoded(*(copy_rows(table, rows) for table in self))
 
     def put(self, into: Sequence[int], other: "Encoded") -> "Encoded":
@@ -218,7 +217,6 @@ class Inputs(NamedTuple):
     draft: "Inputs | None" = None  #: for a draft model whose encoder reads something else
 
     def take(self, rows: Sequence[int]) -> "Inputs":
-        """A copy of these rows, in this order."""
         return Inputs(*(gather_rows(part, rows) for part in self))
 
     def put(self, into: Sequence[int], other: "Inputs") -> "Inputs":
