@@ -68,12 +68,7 @@ class ModelWrapper(Generic[M, C]):
         return made
 
     def forward(
-        self,
-        cache: C,
-        nodes: Nodes,
-        *,
-        last: int | None = None,
-        aux_layers: tuple[int, ...] = (),
+        self, cache: C, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
     ) -> Output:
         return self.model.forward(cache, nodes, last=last, aux_layers=aux_layers)
 

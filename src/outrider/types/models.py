@@ -20,15 +20,7 @@ SEEN = frozenset({"cross_attention_mask", "image_attention_mask"})
 _PLACES = "image_embeds_position_mask"  #: [1, L]: 1 where an image stands (Kosmos)
 _TYPES = "token_type_ids"  #: [1, L]: 0 for tokens that see each other (PaliGemma)
 #: Names of tensors [1, L, ...] that have a place for each token of the prompt.
-PER_TOKEN = frozenset(
-    {
-        "attention_mask",
-        *SEEN,
-        _PLACES,
-        "mm_token_type_ids",
-        _TYPES,
-    }
-)
+PER_TOKEN = frozenset({"attention_mask", *SEEN, _PLACES, "mm_token_type_ids", _TYPES})
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,7 @@ class Blockwise(nn.Module):
     """
 
     def __init__(
-        self,
-        count: int,
-        wide: int,
-        inner: int,
-        output_KE: Tensor,
-        ids_K: Tensor | None = None,
+        self, count: int, wide: int, inner: int, output_KE: Tensor, ids_K: Tensor | None = None
     ) -> None:
         super().__init__()
         self.count, self.wide, self.inner = count, wide, inner
