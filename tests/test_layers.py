@@ -43,7 +43,7 @@ HOMES = {
     "tokenizers": {"text"},
     "peft": {"models"},
     "safetensors": {"drafters", "models", "shipped", "train"},
-    "triton": {"ops"},
+    "triton": {"models", "ops"},
     "typer": {"cli"},
     "rich": {"cli"},
     "soundfile": {"speech"},

@@ -97,6 +97,22 @@ def test_tools_that_a_model_may_call_and_what_they_gave(
     assert roles == ["user", "assistant", "tool", "assistant", "user"], "no tools, the same talk"
 
 
+def test_a_model_that_reads_no_file_says_so_before_a_question_is_lost(
+    shipped, typed, monkeypatch, capsys, tmp_path
+):
+    words = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", words)
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
+    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "--max-new-tokens", "4"])
+    (tmp_path / "one.png").write_bytes(b"any")
+    typed(f"/image {tmp_path / 'one.png'}", "/audio", "x = 1")
+    cli.main()
+    out, err = capsys.readouterr()
+    assert err.count("reads text alone") == 2
+    assert err.count("error: ") == 2
+    assert out.strip()
+
+
 def test_a_template_that_knows_of_no_tools(shipped, typed, monkeypatch, capsys, tmp_path):
     tools = tmp_path / "tools.json"
     tools.write_text('[{"type": "function", "function": {"name": "add"}}]')

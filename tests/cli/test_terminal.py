@@ -8,7 +8,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.console import Terminal, printable, put
+from outrider.cli.console import Terminal, console, printable, put
 
 EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2J\x9b31m\rc\x7f\td\n"
 SHOWN = "a\\u001b]52;c;ZXZpbA==\\u0007b\\u001b[2J\\u009b31m\\u000dc\\u007f\td\n"
@@ -64,3 +64,9 @@ def test_consoles_obey_their_own_styles_alone(terminal):
     for order in ("\x1b]52", "\x1b[2J", "\x9b"):
         assert (order in said) != terminal
     assert ("\\u001b[2J" in said) == terminal
+
+
+def test_what_looks_like_an_emoji_stays_as_it_is():
+    made = io.StringIO()
+    console(file=made).print("x[a:b:c] :cat:", end="", markup=False)
+    assert made.getvalue() == "x[a:b:c] :cat:"

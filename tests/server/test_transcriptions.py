@@ -86,6 +86,30 @@ def test_settings_reach_the_model(listening, tiny, talk):
     assert usual.text == tiny.transcribe(samples).text != answer.text
 
 
+def test_translations_are_the_librarys(listening, tiny, talk):
+    samples = np.asarray(whispers.sound(3, 3), np.float32)
+    same = tiny.transcribe(samples, language="fr", task="translate", temperature=0.4, seed=0)
+    said = {"model": NAME, "temperature": 0.4, "extra_body": {"language": "fr"}}  # as vLLM's
+
+    def translated(**more):
+        with pytest.warns(DeprecationWarning, match="deprecated"):  # by OpenAI's client
+            return listening.client().audio.translations.create(file=talk, **said | more)
+
+    assert translated().text == same.text != heard(listening, talk, language="fr").text
+    verbose = translated(response_format="verbose_json")
+    assert (verbose.text, verbose.language) == (same.text, "english")
+    assert "-->" in translated(response_format="vtt")
+
+
+def test_a_model_of_english_alone_translates_nothing(talk):
+    path = PATH.replace("transcriptions", "translations")
+    body, headers = form([(b"model", NAME.encode())], talk[1])
+    with serving(whispers.loaded(english=True)) as server:
+        code, told = asked(server, body, path, headers)
+    assert code == 400
+    assert "does not translate" in told["error"]["message"]
+
+
 def test_a_stream_has_the_same_text(listening, talk, expected):
     events = list(heard(listening, talk, stream=True))
     assert [event.type for event in events[:-1]] == ["transcript.text.delta"] * (len(events) - 1)
@@ -151,6 +175,17 @@ def test_texts_and_recordings_have_their_own_models(listening, server, talk):
         assert PATH in told["error"]["message"]
     with pytest.raises(openai.BadRequestError, match="need a Whisper"):
         heard(server, talk)
+    code, told = asked(server, {"model": NAME}, PATH.replace("transcriptions", "translations"))
+    assert code == 400
+    assert "need a Whisper" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["talk.raw", "talk.mp3", "talk"])
+def test_a_name_of_another_format_is_no_fault_of_the_server(listening, name):
+    body, headers = form([(b"model", NAME.encode())], b"no sound at all " * 200, name)
+    code, told = asked(listening, body, PATH, headers)
+    assert (code, told["error"]["param"]) == (400, "file"), told
+    assert "no format" in told["error"]["message"]
 
 
 def test_a_listener_that_goes_away_and_a_deadline(listening, tiny, tmp_path):

@@ -93,6 +93,7 @@ def test_a_list_of_numbers_is_one_recording_and_of_arrays_several():
 def _broken(folder):
     (folder / "noise.wav").write_bytes(b"RIFF....WAVEnothing here")
     (folder / "text.mp3").write_text("not a recording")
+    (folder / "text.raw").write_text("not a recording")  # soundfile goes by this name: TypeError
     (folder / "empty.wav").write_bytes(b"")
     written(folder / "silent.wav", [])
     written(folder / "fine.wav", TONE)
@@ -107,6 +108,7 @@ def _broken(folder):
         ("silent.wav", None, "has no samples"),
         ("noise.wav", None, "noise.wav.*(soundfile|WAV)"),
         ("text.mp3", None, "text.mp3.*(soundfile|WAV)"),
+        ("text.raw", None, "text.raw.*(soundfile|WAV)"),
         ("fine.wav", 8000, "16000 samples per second; got sampling_rate=8000"),
     ],
 )

@@ -113,7 +113,7 @@ class Talk:
         if role == "tool" and not self.turns:
             raise PromptError("a result is of a call; got /result and no answer yet; ask first")
         told = conversation(text, self.system, self.turns, self.media)
-        told[-1]["role"] = role
+        told[-1]["role"], self.media = role, []
         stop = Stop(self.most)
         stream = self.speculator.stream([self._prompt(told)], self.sampling, stop, trace=self.trace)
         written, colour = "", out.is_terminal and not out.no_color
@@ -128,8 +128,7 @@ class Talk:
         except KeyboardInterrupt:
             out.print(" (stopped)", end="")
         out.print()
-        asked, self.media = told[-1], []
-        self.turns = [*self.turns, asked, {"role": "assistant", "content": written}]
+        self.turns = [*self.turns, told[-1], {"role": "assistant", "content": written}]
         stats = stream.result().completions[0].stats
         self.said = (
             f"{stats.new_tokens} tokens in {stats.steps} calls of the target: "
@@ -161,6 +160,13 @@ class Talk:
     def _attach(self, kind: str, rest: str) -> None:
         files = [arguments.at_home(Path(rest))]
         try:
+            if self.speculator.media is None:
+                raise PromptError(
+                    f"this model reads text alone; got /{kind}; use an image-text or audio "
+                    "language model"
+                )
+            if not rest:
+                raise PromptError(f"no file was named; got /{kind} alone; say /{kind} FILE")
             self.media += attached(*((files, []) if kind == "image" else ([], files)))
         except OutriderError as error:
             fail(str(error))
@@ -262,6 +268,21 @@ def refuse_untemplated(speculator: "Speculator", target: str | None, do: str) ->
     )
 
 
+def edit_lines() -> None:
+    """Make what is typed a line that can be edited, recalled by the arrows and of any length, and
+    a text that is pasted one line; a terminal by itself cuts lines at 4,095 bytes.
+
+    Nothing is kept beyond this talk. Does nothing where Python was built without readline.
+    """
+    try:
+        import readline
+    except ImportError:
+        return
+    if "libedit" not in (readline.__doc__ or ""):  # which has another language and no such key
+        readline.parse_and_bind("set enable-bracketed-paste on")
+    readline.parse_and_bind("tab: self-insert")  # a tab is part of a text
+
+
 def listen(prompt: str) -> str:
     """What is typed: one line, several that end in a backslash, or a text between fences.
 
@@ -318,6 +339,7 @@ def chat(
     talk.system = system
     asks = "> " if sys.stdin.isatty() else ""
     if asks:
+        edit_lines()
         out.print("(/help says what can be typed; Ctrl-D leaves)")
     talk.explain()
     while True:

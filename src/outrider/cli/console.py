@@ -70,8 +70,9 @@ class Terminal(Console):
 
 
 def console(**how: Any) -> Terminal:
-    """One console for all that is printed: colour only on a terminal, NO_COLOR honoured."""
-    return Terminal(highlight=False, soft_wrap=True, **how)
+    """One console for all that is printed: colour only on a terminal, NO_COLOR honoured, and every
+    text as it is: `x[a:b:c]` has no emoji in it."""
+    return Terminal(highlight=False, soft_wrap=True, emoji=False, **how)
 
 
 Show = Callable[[str, int, int], None]  #: what is done now, how much is done, of how much

@@ -57,7 +57,16 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import PLAIN, Draft, DraftShape, DrawKind, Scores, StepTensors, Verdict
+from outrider.types import (
+    PLAIN,
+    Draft,
+    DraftShape,
+    DrawKind,
+    Scores,
+    StepTensors,
+    Verdict,
+    Verifier,
+)
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -97,10 +106,10 @@ class EngineRun(Iterator[StepOutput]):
                 )
             capacity = engine.target.context + self._size
         self.capacity = capacity
-        room = engine.target.width(capacity)
+        arguments.whole("max_num_seqs", max_num_seqs, "give at least one", least=1)
+        room = engine.slots(max_num_seqs, capacity)
         self.rule = engine.choose_rule("all")
         self._graphed: Graphed | None = None
-        arguments.whole("max_num_seqs", max_num_seqs, "give at least one", least=1)
         self._requests = RequestTable()
         self._scheduler = Scheduler(
             engine.target, engine.drafter, self._requests, max_num_seqs, room, prefixes
@@ -142,7 +151,7 @@ class EngineRun(Iterator[StepOutput]):
         for request in requests:
             sampling = request.sampling
             if sampling.temperature:
-                self.rule, self._graphed = self.engine.choose_rule("some"), None
+                self._verify_by(self.engine.choose_rule("some"))
             if sampling.seed is None:
                 request = replace(request, sampling=replace(sampling, seed=fresh_seed()))
             numbers.append(self._requests.add(request))
@@ -299,9 +308,17 @@ class EngineRun(Iterator[StepOutput]):
         if self._requests.forgotten:
             self._sweep()
         rests = not isinstance(self.engine.planner, FixedLength)
-        reading = self._scheduler.arrive(self._free if rests else None)
+        free = self._free if rests else None
+        try:
+            reading = self._scheduler.arrive(free)
+        except (MemoryError, RuntimeError) as error:
+            if not self.engine.spare(error):
+                raise
+            reading = self._scheduler.arrive(free)
         if self._scheduler.rows:
             self._step()
+        if self._closed and self.done and self._graphed is not None:
+            self._give_back()
         now, stats = time.perf_counter(), self._requests.stats
         stats.seconds += now - self._mark - reading
         stats.prefill_ms += 1e3 * reading
@@ -319,7 +336,7 @@ class EngineRun(Iterator[StepOutput]):
             except ProcessorError as error:
                 self._blame(error)
             except (MemoryError, RuntimeError) as error:
-                if not self.engine.room.lost(shape, error):
+                if not (self.engine.spare(error) or self.engine.room.lost(shape, error)):
                     raise
         else:
             return
@@ -377,6 +394,21 @@ class EngineRun(Iterator[StepOutput]):
         stats.captures += did == "captured"
         stats.replays += did == "replayed"
         return made
+
+    def _give_back(self) -> None:
+        """Leave the batch's buffers, and the graphs over them, to runs that come."""
+        assert self._graphed is not None
+        self._learn(self._outputs.read())
+        self._scheduler.leave()
+        self._scheduler.batch = None
+        self._graphed.release()
+
+    def _verify_by(self, rule: Verifier) -> None:
+        """Steps are verified by this rule from here on."""
+        if rule != self.rule:
+            self.rule = rule
+            if self._graphed is not None:
+                self._graphed = self.engine.graphed(rule, self._graphed)
 
     def _by_hand(self, batch: Batch) -> bool:
         """Whether a step needs Python: a row's own processors, an observer who may keep tensors.

@@ -124,7 +124,7 @@ def adapt(
     int8: bool = False,
     bank: "LoraBank | None" = None,
 ) -> "TreeDecoder":
-    """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
+    """Drive a loaded transformers model: the lean runner where it fits, else its own forward.
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
     encoder-decoder's own encoder unused (models of text alone have none): a draft model then
@@ -141,13 +141,15 @@ def adapt(
 
     unsupported.check(model)
     # weights that are fetched for a call cannot be laid out: its own forward runs them
-    on_cpu = torch.device(model.device).type == "cpu" and not placement.offloaded(model)
+    device = torch.device("meta") if placement.offloaded(model) else torch.device(model.device)
+    on_cpu = device.type == "cpu"
     lean = _lean(model) if on_cpu and bank is None and reads_more(model.config) else None
     if lean is not None:
         return TreeDecoder(lean(model, packed, shares, int8), vocab_size)
     kind = model.config.model_type
     ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
-    if on_cpu and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
+    own = on_cpu or (device.type == "cuda" and bank is None and not int8)
+    if own and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
         runner = LlamaRunner(model, packed, int8)
         if bank is not None:
             runner.adapt(bank)

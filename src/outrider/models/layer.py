@@ -154,13 +154,16 @@ def chosen(
 
     `rotary` is asked for its factors of so many positions.
     """
-    with torch.no_grad():
-        told = torch.empty(1, dtype=like.dtype, device=like.device)
-        cos, sin = rotary(told, torch.arange(positions, device=like.device)[None])
-    half = shape.size // 2
-    sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
-    cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
-    unfit = layer_kernels.unsupported_reason(shape, shape.hidden, shape.inner, act, like)
+    cos, sin = rotary_factors(shape.size, rotary, positions, like)
+    if like.device.type == "cuda":
+        unfit = _no_triton(shape, act)
+        if unfit is None:
+            from outrider.models import cuda_kernels
+
+            kernels = cuda_kernels.TritonKernels(shape, cos, sin)
+            return Chosen(kernels, BatchInvariance(), "a lean decoder, Triton's kernels")
+    else:
+        unfit = layer_kernels.unsupported_reason(shape, shape.hidden, shape.inner, act, like)
     if unfit is None:
         return Chosen(
             layer_kernels.CpuKernels(shape, cos, sin),
@@ -176,6 +179,27 @@ def chosen(
         rounding,
         f"a lean decoder, torch's operators: {unfit}",
     )
+
+
+def rotary_factors(
+    size: int, rotary: LlamaRotaryEmbedding, positions: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [positions, E] of every position; sin with its first half negated."""
+    with torch.no_grad():
+        told = torch.empty(1, dtype=like.dtype, device=like.device)
+        cos, sin = rotary(told, torch.arange(positions, device=like.device)[None])
+    half = size // 2
+    sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
+    return cos[0].contiguous(), (sin[0] * sign).contiguous()
+
+
+def _no_triton(shape: LayerShape, act: str) -> str | None:
+    """Why a CUDA device runs torch's operators; None: it need not."""
+    try:
+        from outrider.models import cuda_kernels
+    except ImportError as error:
+        return f"Triton cannot be imported: {error}"
+    return cuda_kernels.unsupported_reason(shape, act)
 
 
 class Layer:

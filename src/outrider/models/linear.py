@@ -169,7 +169,8 @@ def fused(
 
     `scales` multiply each part's output; powers of two change no bit of it. `int8_activations`, for
     many rows: where weights are kept in q8_0, x is rounded to 8 bits as well. More is in `product`.
-    Weights are not to be changed afterwards: those of one part alone are read as they lie.
+    Weights are not to be changed afterwards: those of one part alone are read as they lie, and on a
+    CUDA device the parts' weights become parts of what is made.
     """
     scales = scales or (1.0,) * len(parts)
     if any(isinstance(part.weight, WeightOnlyTensor) for part in parts):
@@ -180,6 +181,10 @@ def fused(
         return product(parts[0].weight, parts[0].bias, packed, int8, wide, compiled)
     each = list(zip(parts, scales, strict=True))
     weight = torch.cat([p.weight.detach() * scale for p, scale in each])
+    if weight.device.type == "cuda" and set(scales) == {1.0}:  # not twice on the device
+        sizes = [p.out_features for p in parts]
+        for part, own in zip(parts, weight.split_with_sizes(sizes), strict=True):
+            part.weight.data = own
     if all(p.bias is None for p in parts):
         return product(weight, None, packed, int8, wide, compiled)
     biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts]

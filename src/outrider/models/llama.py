@@ -1,9 +1,10 @@
-"""A lean decoder for the CPU, of Llama and its like: the same weights, a fraction of the calls.
+"""A lean decoder of Llama and its like: the same weights, a fraction of the calls.
 
 transformers spends most of a small model's step in operators around the products. Here query, key
 and value are one product, gate and up another, rotary factors come from a table, and the weights
 may be packed; what stands between the products is compiled in bfloat16 and float32, and where
-packed weights have float32 states all layers are one call. Scores equal transformers' to rounding
+packed weights have float32 states all layers are one call; on a CUDA device Triton's kernels stand
+there. Scores equal transformers' to rounding
 (tests/models); plain and speculative decoding run through it alike.
 """
 
@@ -69,7 +70,7 @@ def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
 
 
 class LlamaRunner:
-    """Runs the weights of a LlamaForCausalLM, or another of `FAMILIES`, on one CPU device."""
+    """Runs the weights of a LlamaForCausalLM, or another of `FAMILIES`, on one device."""
 
     trees = True
     recurrent = False

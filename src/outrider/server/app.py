@@ -48,9 +48,10 @@ from outrider.server.tokens_api import (
 from outrider.text.speculator import Speculator
 
 EVENTS = "text/event-stream"
+RecordingForm = Annotated[TranscriptionForm, Form(media_type="multipart/form-data")]
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 #: Of a recording: as much as OpenAI takes, and it is no JSON.
 RECORDING = Sizes(body_bytes=25 << 20, body_seconds=120.0, depth=None)
 #: Chats with images and recordings in base64.
@@ -127,7 +128,7 @@ def build_app_for(engine: EngineClient, service: ServerConfig) -> Server:
     """The application of a model that is decoded by `engine`, here or in another process."""
     known = engine.known
     counts = ServerMetrics(service.prefix, service.names[0])
-    others = {TRANSCRIPTIONS: RECORDING}
+    others = {TRANSCRIPTIONS: RECORDING, TRANSLATIONS: RECORDING}
     if isinstance(known, TextModelInfo):
         known = replace(known, remote_media=service.allow_remote_media)
         if known.media is not None:
@@ -206,9 +207,10 @@ def _texts(
     if known.media is not None and known.media.reads_sound:
         ear = SpeechModelInfo(service.names[0], None, known.media.rate)
         _transcriptions(app, ear, engine, service, counts)
+        _unserved(app, service, "transcribes; ask it in a chat to translate", TRANSLATIONS)
         return
     what = "reads and writes text; transcriptions need a Whisper: --model openai/whisper-base"
-    _unserved(app, service, what, TRANSCRIPTIONS)
+    _unserved(app, service, what, TRANSCRIPTIONS, TRANSLATIONS)
 
 
 def _responses(app: FastAPI, handler: RequestHandler, serving: Serving) -> None:
@@ -275,8 +277,14 @@ def _speech(
     service: ServerConfig,
     counts: ServerMetrics,
 ) -> None:
-    """Transcriptions, and nothing else."""
-    _transcriptions(app, known, engine, service, counts)
+    """Transcriptions and translations, and nothing else."""
+    ear = _transcriptions(app, known, engine, service, counts)
+    into_english = replace(ear, task="translate")
+
+    @app.post(TRANSLATIONS, responses=_also(EVENTS, "text/plain"))
+    async def translations(http: HttpRequest, form: RecordingForm) -> Response:
+        return await into_english.answer(http, form)
+
     what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
     _unserved(app, service, what, COMPLETIONS, CHATS, RESPONSES)
 
@@ -287,16 +295,15 @@ def _transcriptions(
     engine: EngineClient,
     service: ServerConfig,
     counts: ServerMetrics,
-) -> None:
-    """Recordings as text."""
+) -> TranscriptionHandler:
+    """Recordings as text, and by whom."""
     ear = TranscriptionHandler(known, service.names, engine, counts, service.timeout)
 
     @app.post(TRANSCRIPTIONS, responses=_also(EVENTS, "text/plain"))
-    async def transcriptions(
-        http: HttpRequest,
-        form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
-    ) -> Response:
+    async def transcriptions(http: HttpRequest, form: RecordingForm) -> Response:
         return await ear.answer(http, form)
+
+    return ear
 
 
 def _also(*kinds: str) -> dict[int | str, JsonObject]:

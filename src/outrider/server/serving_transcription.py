@@ -1,5 +1,5 @@
-"""`/v1/audio/transcriptions`: OpenAI's form, and its answers, for Whisper models and audio
-language models."""
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`: OpenAI's forms, and their answers, for
+Whisper models; the former for audio language models, too."""
 
 import asyncio
 import json
@@ -38,7 +38,10 @@ Blocks = AsyncGenerator[TranscriptionOutput, None]
 
 
 class TranscriptionForm(BaseModel):
-    """`POST /v1/audio/transcriptions`, a form of several parts. No field but these."""
+    """`POST /v1/audio/transcriptions`, a form of several parts. No field but these.
+
+    That of translations is the same: `language` is the one that is heard.
+    """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -66,13 +69,14 @@ class TranscriptionForm(BaseModel):
 
 @dataclass(frozen=True)
 class TranscriptionHandler:
-    """Transcribes what clients send, by one engine."""
+    """Transcribes what clients send, or translates it into English, by one engine."""
 
     known: SpeechModelInfo
     names: tuple[str, ...]
     engine: EngineClient
     counts: ServerMetrics
     timeout: float
+    task: str = "transcribe"
 
     async def answer(self, http: HttpRequest, form: TranscriptionForm) -> Response:
         """The transcript, or a stream of it."""
@@ -110,7 +114,7 @@ class TranscriptionHandler:
             return response(error)
         if transcript is None:
             return Response(status_code=499)
-        return _whole(transcript, form)
+        return _whole(transcript, form, self.task)
 
     def _settings(self, form: TranscriptionForm) -> TranscribeSettings:
         if form.model not in self.names:
@@ -120,8 +124,11 @@ class TranscriptionHandler:
                 self.known.vocabulary.language(form.language, self.known.name)
         except OutriderError as error:
             raise APIError(str(error), "language") from error
+        if self.known.vocabulary is not None:
+            self.known.vocabulary.task(self.task, self.known.name)
         return TranscribeSettings(
             language=form.language,
+            task=self.task,
             temperature=form.temperature or TEMPERATURES,
             initial_prompt=form.prompt,
             timestamps="word" if "word" in form.timestamp_granularities else "segment",
@@ -198,7 +205,7 @@ def _usage(transcript: Transcript) -> JsonObject:
     return {"type": "duration", "seconds": math.ceil(transcript.duration)}
 
 
-def _whole(transcript: Transcript, form: TranscriptionForm) -> Response:
+def _whole(transcript: Transcript, form: TranscriptionForm, task: str) -> Response:
     kind = form.response_format
     if kind == "json":
         return JSONResponse({"text": transcript.text, "usage": _usage(transcript)})
@@ -206,13 +213,14 @@ def _whole(transcript: Transcript, form: TranscriptionForm) -> Response:
         return PlainTextResponse(transcript.text + "\n")
     if kind in ("srt", "vtt"):
         return PlainTextResponse(written(transcript, kind))
-    return JSONResponse(_verbose(transcript, form.timestamp_granularities or ["segment"]))
+    return JSONResponse(_verbose(transcript, form.timestamp_granularities or ["segment"], task))
 
 
-def _verbose(transcript: Transcript, granularities: list[Any]) -> JsonObject:
+def _verbose(transcript: Transcript, granularities: list[Any], task: str) -> JsonObject:
+    heard = language_name(transcript.language or "en")
     whole: JsonObject = {
-        "task": "transcribe",
-        "language": language_name(transcript.language or "en"),
+        "task": task,
+        "language": heard if task == "transcribe" else "english",  # that of the text
         "duration": transcript.duration,
         "text": transcript.text,
         "usage": _usage(transcript),

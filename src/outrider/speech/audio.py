@@ -284,10 +284,11 @@ def _soundfile(path: Path, why: str) -> Any:
         ) from error
     try:
         soundfile.info(str(path))
-    except soundfile.LibsndfileError as error:
+    except (soundfile.LibsndfileError, TypeError) as error:
+        # a TypeError is of a name that ends in .raw: samples of which nothing says how they lie.
+        # What libsndfile says of another file goes by its name, too, and may not be so
         raise AudioError(
-            f"cannot read {path}; got no format that soundfile knows ({error}); convert it to WAV "
-            "or FLAC"
+            f"cannot read {path}; got no format that soundfile knows; convert it to WAV or FLAC"
         ) from error
     return soundfile
 

@@ -235,18 +235,18 @@ class _First(nn.Module):
         return made
 
 
-# EAGLE-3 heads of Llama layers on a CPU: the same weights in a few calls.
+# EAGLE-3 heads of Llama layers: the same weights in a few calls.
 #
 # transformers' modules take more time around a head's products than the products take. Here they
 # run as a lean decoder's do (`models.layer`); what is drafted is that of the module, to rounding.
 
 
 def fits(head: Eagle3) -> bool:
-    """Whether it is on a CPU, of Llama layers with fixed rotary tables."""
+    """Whether it is on a CPU or a CUDA device, of Llama layers with fixed rotary tables."""
     layer = head.config.layer
     rope = read(layer, "rope_parameters", dict) or {}
     return (
-        head.device.type == "cpu"
+        head.device.type in ("cpu", "cuda")
         and layer.model_type == "llama"
         and rope.get("rope_type", "default") in STATIC_ROPE
     )
