@@ -11,8 +11,9 @@ from recorder import Recorder
 from outrider import DraftModel, Engine, StopConditions, ops
 from outrider.engine import graph_pool
 from outrider.engine.engine_run import EngineRun
-from outrider.engine.graph_pool import form_of, lasting, moved
+from outrider.engine.graph_pool import address, form_of, lasting, moved
 from outrider.engine.request import Request
+from outrider.engine.speculation_policy import measure
 from outrider.models.cache import SlotCache
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import numbers
@@ -78,6 +79,37 @@ def test_settings_that_a_captured_step_was_not_made_for_are_captured_anew():
         got, run = decode(graphed, PROMPTS[:3], settings, ends)
         assert got == want
     assert run.stats.replays
+
+
+def test_stop_tokens_make_no_other_form():
+    """Those of a model that has some, of requests that add one, and of text that was made up."""
+    eager, graphed = engines("chain")
+    decode(graphed, PROMPTS[:1], SEEDED[:1], StopConditions(20))
+    for ids in ((7,), (7, 11, 19)):
+        want, _ = decode(eager, PROMPTS[:1], SEEDED[:1], StopConditions(20, stop_ids=ids))
+        got, run = decode(graphed, PROMPTS[:1], SEEDED[:1], StopConditions(20, stop_ids=ids))
+        assert got == want
+        assert run.stats.captures == 0
+
+
+def test_what_was_measured_for_the_planner_is_replayed_by_runs():
+    """On a device the same batch is given again and again, and steps are timed as graphs."""
+    target, small = pair(runner="transformers", context=512)
+    eager, graphed = (Engine(target, DRAFTERS["chain"](small)) for _ in range(2))
+    graphed.capture = Recorder()
+    batch, step = measure._made_up(graphed, 1, 64), graphed.stepper()
+    for _ in range(4):
+        step(batch, graphed.shapes[0])
+    assert graphed.capture.records == 1
+    del batch, step
+    want, _ = decode(eager, PROMPTS[:1], SEEDED[:1], StopConditions(20))
+    got, run = decode(graphed, PROMPTS[:1], SEEDED[:1], StopConditions(20))
+    assert got == want
+    assert run.stats.captures == 0
+    batch, step = measure._made_up(graphed, 1, 64), graphed.stepper()
+    made = [step(batch, graphed.shapes[0]).block.tokens_BT.tolist() for _ in range(3)]
+    assert graphed.capture.records == 1
+    assert made[0] == made[1] == made[2]  # each from the same rows, wherever they lie
 
 
 def texts(engine, waves, rows=3):
@@ -296,6 +328,30 @@ def test_forms():
     assert form_of(wide).key != form_of(torch.zeros(1, 1).expand(1, 5)).key  # cannot be written to
 
 
+class Wraps(torch.Tensor):
+    """Weights of another kind: a tensor around others, without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = [each.inner if isinstance(each, cls) else each for each in args]
+        return func(*inner, **(kwargs or {}))
+
+
+def test_weights_that_wrap_others_are_seen():
+    weight, x = Wraps(torch.ones(2, 2)), torch.ones(1, 2)
+    made = Recorder().record(lambda: torch.mm(x, weight))
+    assert {id(tensor) for tensor, _ in made.reads} == {id(x), id(weight)}
+    known = lasting([{"weight": weight}], constants=False)
+    assert known == {address(weight), address(weight.inner)}
+    assert address(weight) != address(Wraps(torch.ones(2, 2)))
+
+
 def test_what_lasts_is_found_wherever_it_is_held():
     tensors = [torch.zeros(1) for _ in range(5)]
     module = torch.nn.Module()
@@ -313,3 +369,18 @@ def test_what_lasts_is_found_wherever_it_is_held():
     assert tensors[4].untyped_storage().data_ptr() not in addresses
     assert numbers(7).untyped_storage().data_ptr() in lasting([])
     assert numbers(7).untyped_storage().data_ptr() not in lasting([], constants=False)
+
+
+@pytest.mark.parametrize("name", ["chain", "tree", "head", "lookahead", "beam"])
+def test_nothing_of_an_earlier_run_is_left_in_the_buffers(name):
+    """Whatever is in them when a run takes them over, be it NaN, has been written over."""
+    eager, graphed = engines(name)
+    decode(graphed, PROMPTS[1:2], SEEDED[:1], StopConditions(24))
+    images = [image for one in graphed.pool._sets for image in one.images.values()]
+    with torch.inference_mode():
+        for tensor in (tensor for image in images for tensor in image.form.tensors):
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
+    want, _ = decode(eager, PROMPTS[:1], SEEDED[1:2], StopConditions(24))
+    got, run = decode(graphed, PROMPTS[:1], SEEDED[1:2], StopConditions(24))
+    assert got == want
+    assert run.stats.captures == 0

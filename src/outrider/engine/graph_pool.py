@@ -59,7 +59,7 @@ def _members(part: Any) -> Iterable[tuple[Any, Any]] | None:
         given, names = _GIVEN.get(type(part), ()), getattr(part, "_fields", range(len(part)))
         return [each for each in zip(names, part, strict=True) if each[0] not in given]
     store = all(hasattr(part, verb) for verb in ("take", "put", "narrow"))
-    if store or (is_dataclass(part) and not isinstance(part, type)):
+    if hasattr(part, "__dict__") and (store or (is_dataclass(part) and not isinstance(part, type))):
         derived = getattr(part, "derived", ())
         return [each for each in vars(part).items() if each[0] not in derived]
     return None
@@ -79,7 +79,7 @@ def form_of(part: Any) -> Form:
 
     def walk(part: Any) -> None:
         if isinstance(part, Tensor):
-            where = storages.setdefault(part.untyped_storage().data_ptr(), len(storages))
+            where = storages.setdefault(address(part), len(storages))
             shape, stride = tuple(part.shape), part.stride()
             if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
                 form.others.append(part)  # cannot be written to
@@ -132,8 +132,14 @@ def _moved(part: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def address(tensor: Tensor) -> int:
-    """Where the memory of a tensor, and of all its views, begins."""
-    return tensor.untyped_storage().data_ptr()
+    """Where the memory of a tensor, and of all its views, begins. What wraps others has none of its
+    own: a number that no address is."""
+    storage = tensor.untyped_storage()
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        number: int = storage._cdata
+        return -number
 
 
 def lasting(roots: Iterable[object], constants: bool = True) -> set[int]:

@@ -177,13 +177,19 @@ class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         fresh = func.overloadpacket.__name__ in ("lift", "lift_fresh", "lift_fresh_copy")
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.data_ptr() not in self._inside and not fresh:
-                self.outside.setdefault(leaf.data_ptr(), (leaf, str(func)))
+            if isinstance(leaf, Tensor) and _first(leaf) not in self._inside and not fresh:
+                self.outside.setdefault(_first(leaf), (leaf, str(func)))
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.data_ptr() not in self.outside:
-                self._inside.add(leaf.data_ptr())
+            if isinstance(leaf, Tensor) and _first(leaf) not in self.outside:
+                self._inside.add(_first(leaf))
         return result
+
+
+def _first(tensor: Tensor) -> int:
+    """Where a tensor's first element lies."""
+    where = address(tensor)
+    return where if where < 0 else tensor.data_ptr()
 
 
 def _waits(func: Any, args: Any) -> bool:

@@ -300,7 +300,7 @@ class MtpSource(TargetBoundSource):
                 why = "not one tensor of it, though its configuration promises it (num_mtp_layers)"
             raise ConfigurationError(
                 f"cannot read the multi-token prediction layer of {self.target}; got {why}; give "
-                "the whole checkpoint by its path"
+                "the whole checkpoint by its path, or install a newer transformers"
             ) from error
         unsupported.check_numbers(dict(made.named_parameters()), str(self))
         return made.eval().requires_grad_(False)
