@@ -66,8 +66,9 @@ def import_lean() -> None:
         _import_all()
         _log.warning(
             "transformers was imported in full, which takes longer: %s: %s",
-            type(error).__name__, first_line(error),
-        )  # fmt: skip
+            type(error).__name__,
+            first_line(error),
+        )
 
 
 def _import_all() -> None:
@@ -173,7 +174,7 @@ def _stands_in(name: str, names: Mapping[str, object]) -> Iterator[None]:
         yield
         return
     module = ModuleType(name)
-    vars(module).update(names, __path__=[])  # a package: what is below it can be asked for
+    vars(module).update(names)
 
     def real(asked: str) -> object:
         if asked.startswith("__"):
@@ -184,48 +185,46 @@ def _stands_in(name: str, names: Mapping[str, object]) -> Iterator[None]:
     def leave() -> None:
         if sys.modules.get(name) is module:
             del sys.modules[name]
+        if parts in sys.meta_path:
+            sys.meta_path.remove(parts)
 
-    vars(module)["__getattr__"] = real
+    vars(module).update(__getattr__=real, __path__=[])
+    parts = _RealParts(name, leave)
+    sys.meta_path.insert(0, parts)
     sys.modules[name] = module
-    finder = _Below(name, leave)
-    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
         leave()
 
 
-class _Below(MetaPathFinder, Loader):
-    """Finds what is below a stand-in: the real package takes its place, and has it."""
+class _RealParts(MetaPathFinder, Loader):
+    """Finds a part of a package that has a stand-in: the real package's, as it imports it."""
 
     def __init__(self, package: str, leave: Callable[[], None]) -> None:
         self._package, self._leave = package, leave
-        self._made: dict[str, ModuleType] = {}
+        self._part, self._spec = ModuleType(package), ModuleSpec(package, None)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Of modules below the package; those that it has imported itself are not run again."""
+        """Of the first part that is asked for: from then on the real package is there."""
         if not name.startswith(f"{self._package}."):
             return None
         self._leave()
-        real = importlib.import_module(self._package)
-        if name not in sys.modules:
-            return PathFinder.find_spec(name, real.__path__ if path == [] else path, target)
-        self._made[name] = sys.modules.pop(name)  # else its own loader would be asked once more
-        return ModuleSpec(name, self)
+        importlib.import_module(self._package)
+        self._part = importlib.import_module(name)
+        self._spec = self._part.__spec__ or self._spec
+        self._part.__spec__ = ModuleSpec(name, self)  # or it would be loaded a second time
+        return self._part.__spec__
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """The one that is there."""
-        made = self._made[spec.name]
-        spec.loader_state = made.__spec__
-        return made
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The part, which is there."""
+        return self._part
 
     def exec_module(self, module: ModuleType) -> None:
-        """It was run already."""
-        assert module.__spec__ is not None
-        module.__spec__ = module.__spec__.loader_state
+        """Nothing is left to do but to say where it came from."""
+        module.__spec__ = self._spec
 
 
 @contextmanager
