@@ -31,13 +31,21 @@ NUMERIC := tests/models tests/ops tests/exactness tests/engine/test_half_precisi
 	tests/engine/test_ends.py tests/engine/test_equality.py tests/speech tests/test_calibrate.py
 CAP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OUTRIDER_ISA=avx2
 
-.PHONY: help venv demo test test-all test-capped lint types format docs clean gpu wheels models peers
+# And once with the lowest versions of torch and transformers that pyproject.toml takes, whose models
+# differ from those of today: what computes, what drafts, and what users hold.
+FLOOR := build/floor
+FLOOR_TESTS := tests/models tests/ops tests/exactness tests/engine tests/drafters tests/beam_search \
+	tests/logits_processing tests/contract tests/speech tests/text tests/server tests/integrations
+LOWEST = $(shell sed -nE 's/^    "(torch|transformers)>=([0-9.]+)[",].*/"\1==\2.*"/p' pyproject.toml)
+
+.PHONY: help venv demo test test-all test-capped test-floor lint types format docs clean gpu wheels models peers
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
 	@echo "make test     style, types, import layers and the tests, some of them with fewer cases"
 	@echo "make test-all the same with every case, but for tests marked slow or gpu"
 	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them (x86-64)"
+	@echo "make test-floor   the same and more with the lowest versions that are taken (half an hour)"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
 	@echo "make models   the models and recordings that make peers reads, into $(MODELS)/ (5 GB)"
@@ -99,6 +107,23 @@ test-capped: $(STAMP)
 	else \
 	  echo "test-capped: nothing to do on $$(uname -m), whose processors have no such cap"; \
 	fi
+
+# Not by `[dev]`, whose Triton is newer than the one of that torch. Warnings of older versions are
+# not ours.
+$(FLOOR)/.ready: pyproject.toml $(PACKAGES:%=%/pyproject.toml) $(STAMP)
+	@test -x $(FLOOR)/bin/python || $(BIN)/python -m venv $(FLOOR)
+	@if [ -n "$(TORCH_INDEX)" ]; then \
+	  $(FLOOR)/bin/python -m pip --disable-pip-version-check install --quiet \
+	    $(filter "torch%,$(LOWEST)) --index-url "$(TORCH_INDEX)"; \
+	fi
+	@$(FLOOR)/bin/python -m pip --disable-pip-version-check install --quiet $(LOWEST) \
+	  -e '.[audio,bench,gguf,images,peft,server,tp]' pytest pytest-xdist hypothesis openai \
+	  $(patsubst %,-e ./%,$(filter-out $(ENGINES),$(PACKAGES)))
+	@touch $@
+
+test-floor: $(FLOOR)/.ready
+	@OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n $(WORKERS) --dist worksteal \
+	  -o filterwarnings= $(FLOOR_TESTS)
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .

@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from outrider.engine.graphs import Held, Recorded
+
 
 class HostRead(AssertionError):
     """A value was read while recording; a CUDA graph could not be captured."""
@@ -48,10 +50,13 @@ class Recorder:
         self.warmed += 1
         return run()
 
-    def record(self, run):
+    def memory(self):
+        return None
+
+    def record(self, run, memory=None):
         self.records += 1
-        tape = _Tape()
-        with tape:
+        tape, held = _Tape(), Held()
+        with tape, held:
             result = run()
         for value, before in reversed(tape.before):  # recording does nothing
             value.copy_(before)
@@ -64,4 +69,4 @@ class Recorder:
                     if isinstance(there, torch.Tensor) and there.data_ptr() != value.data_ptr():
                         there.copy_(value)
 
-        return result, replay
+        return Recorded(result, replay, held.reads)

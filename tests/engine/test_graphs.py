@@ -169,7 +169,7 @@ def test_a_drafter_that_reads_the_host_cannot_be_captured(name):
 class ReadsInTheMiddle(Recorder):
     """A device on which the operator that stands for a host read comes late in a step."""
 
-    def record(self, run):
+    def record(self, run, memory=None):
         def until(*_):
             run()
             raise RuntimeError("operation not permitted when stream is capturing")

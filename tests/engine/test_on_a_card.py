@@ -138,3 +138,24 @@ def test_steps_read_no_value_on_the_host():
         spec_decode_step(target, drafter, rule, batch, drafter.shapes[0])
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_second_run_captures_nothing(name, settings):
+    """Of one row, and of another prompt; and of several rows that leave one by one."""
+    target, small = models()
+    eager = Engine(target, DRAFTERS[name](small), graphs=False)
+    graphed = Engine(target, DRAFTERS[name](small), graphs=True)
+    decode(graphed, PROMPTS[:1], settings[:1], StopConditions(24))
+    want, _ = decode(eager, PROMPTS[1:2], settings[1:2], StopConditions(40))
+    got, run = decode(graphed, PROMPTS[1:2], settings[1:2], StopConditions(40))
+    assert got == want
+    assert run.stats.captures == 0, graphed.pool.why
+    assert run.stats.replays == run.stats.engine_steps
+    ends = [StopConditions(12 + 9 * i) for i in range(len(PROMPTS))]
+    want, _ = decode(eager, PROMPTS, settings, ends)
+    for _ in range(3):
+        got, run = decode(graphed, PROMPTS, settings, ends)
+        assert got == want
+    assert run.stats.captures == 0, graphed.pool.why

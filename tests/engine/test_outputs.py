@@ -1,4 +1,7 @@
-"""The block of a step on a CPU equals the portable one, whatever ends a row."""
+"""The block of a step on a CPU, and a device's, equals the portable one, whatever ends a row."""
+
+import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,7 +13,15 @@ from outrider.ops.reference import walking
 from outrider.types import CONTEXT, LENGTH, STOP, Ends
 from tiny import DRAFTERS, PROMPTS, begun, pair
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
+
+
+def on_a_device(draft, scores, verdict, ends):
+    """By Triton's kernel, in its interpreter."""
+    from outrider.ops.triton.commit_tokens import commit_tokens as settled
+
+    return settled(draft, scores, verdict, ends)
 
 
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "beam"])
@@ -55,6 +66,10 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
         many = walking.commit_tokens(draft, scores, verdict, ends)
         for field, ours, theirs in zip(few._fields[:-1], few[:-1], many[:-1], strict=True):
             torch.testing.assert_close(ours, theirs, msg=f"{field} differs: {ours} and {theirs}")
+        if INTERPRETED:
+            there = on_a_device(draft, scores, verdict, ends)
+            for field, ours, theirs in zip(there._fields[:-1], there[:-1], many[:-1], strict=True):
+                torch.testing.assert_close(ours, theirs, msg=f"{field}: {ours} and {theirs}")
         assert few.lists is not None
         assert many.lists is None
         told = few._replace(lists=None), many

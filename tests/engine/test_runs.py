@@ -262,4 +262,4 @@ def test_a_batch_is_put_together_and_taken_apart():
     assert batch.context.tokens_BL[0, : len(REQUESTS[0].prompt)].tolist() == list(
         REQUESTS[0].prompt
     )
-    assert batch.stop_BS.shape == (2, 1)
+    assert batch.stop_BS.shape == (2, 4)  # room for a multiple of four

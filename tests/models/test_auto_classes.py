@@ -2,6 +2,7 @@
 
 import json
 
+import installed
 import pytest
 import torch
 import transformers
@@ -130,7 +131,7 @@ DECODERS = {
 }
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", installed.params(DECODERS))
 @torch.inference_mode()
 def test_decoders_that_count_positions_otherwise_score_trees_as_their_own_forward(kind):
     sizes = {name: size for name, size in TEXT.items() if name != "num_key_value_heads"}

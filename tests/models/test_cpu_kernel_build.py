@@ -34,6 +34,7 @@ needs_cc = pytest.mark.skipif(
 def fresh(monkeypatch, tmp_path):
     """As in a new process of a user without a cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)  # compilers are `cc` here
     monkeypatch.setattr(calibrate, "homeless", lambda: tmp_path / "temporary")
     anew(monkeypatch)
     yield monkeypatch

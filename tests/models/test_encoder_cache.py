@@ -1,5 +1,6 @@
 """No image and no recording is read twice: counted, wherever in a prompt it stands again."""
 
+import installed
 import media_models
 import pytest
 import supported_models  # noqa: F401  (puts benchmarks/model_types on the path)
@@ -23,7 +24,7 @@ FAST = ("gemma3", "idefics3", "llava", "qwen3_vl")
 WHOLE = ("git", "idefics", "instructblipvideo", "kosmos-2", "kosmos-2.5", "mllama")
 WHOLE += ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
 KINDS = [
-    pytest.param(kind, marks=() if kind in FAST else pytest.mark.exhaustive)
+    pytest.param(kind, marks=installed.marks(kind) + [pytest.mark.exhaustive] * (kind not in FAST))
     for kind in media_models.TYPES
     if kind not in WHOLE
 ]

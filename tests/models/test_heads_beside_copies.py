@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from test_mtp import chained, checkpoint, sliding
+from test_mtp import chained, checkpoint, reads_mellums, sliding
 
 import outrider
 import words
@@ -49,7 +49,9 @@ def same_as_plain(speculator):
     assert run.stats.accepted > 0
 
 
-@pytest.mark.parametrize("folder", [eagle, one_layer], indirect=True)
+@pytest.mark.parametrize(
+    "folder", [eagle, pytest.param(one_layer, marks=reads_mellums)], indirect=True
+)
 def test_by_name(folder):
     place, draft = folder
     same_as_plain(outrider.load(place, draft, drafter="either", shared_noise=True, **LOAD))
@@ -80,7 +82,9 @@ def command(monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("folder", [eagle, one_layer], indirect=True)
+@pytest.mark.parametrize(
+    "folder", [eagle, pytest.param(one_layer, marks=reads_mellums)], indirect=True
+)
 def test_on_the_command_line(command, folder):
     place, draft = folder
     typed = ["w9 w4 w7 w9 w4 w7 w9 w4", "-m", place, "-n", "24", "-t", "0", "--threads", "1"]

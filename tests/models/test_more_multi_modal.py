@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 import examine_images
+import installed
 import picture_forms
 import pytest
 import supported_models
@@ -39,7 +40,10 @@ RIGHT = [
     and kind not in TYPES  # those are `test_multi_modal`'s
 ]
 FAST = ("qwen3_5",)
-EACH = [pytest.param(k, marks=() if k in FAST else pytest.mark.exhaustive) for k in RIGHT]
+EACH = [
+    pytest.param(k, marks=installed.marks(k) + [pytest.mark.exhaustive] * (k not in FAST))
+    for k in RIGHT
+]
 GREEDY = SamplingParams(0)
 
 
@@ -69,7 +73,7 @@ def texts(target, drafter, requests, max_num_seqs, prefixes=None):
     return found
 
 
-@pytest.mark.parametrize("kind", MECHANISMS)
+@pytest.mark.parametrize("kind", installed.params(MECHANISMS))
 def test_prompts_read_in_chunks_while_others_decode(kind, monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 3)
     monkeypatch.setattr(prefill, "CHUNK", 2)

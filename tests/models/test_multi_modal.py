@@ -3,6 +3,7 @@
 import copy
 from functools import lru_cache
 
+import installed
 import media_models as tiny_images
 import pytest
 import supported_models  # noqa: F401  (puts benchmarks/model_types on the path)
@@ -38,7 +39,11 @@ NEW = 12
 #: positions of several axes.
 FAST = ("gemma3", "git", "idefics3", "kosmos-2", "llava", "mllama", "paligemma", "qwen2_5_vl")
 EVERY = [
-    pytest.param(kind, marks=() if kind in (*FAST, "audioflamingo3") else pytest.mark.exhaustive)
+    pytest.param(
+        kind,
+        marks=installed.marks(kind)
+        + [pytest.mark.exhaustive] * (kind not in (*FAST, "audioflamingo3")),
+    )
     for kind in tiny_images.EVERY
 ]
 GREEDY = SamplingParams(0)
@@ -139,6 +144,7 @@ def test_texts_are_those_of_generate(kind):
 def test_marks_behind_a_picture_are_read_with_it():
     """MiniCPM-V 4.7 counts positions by them; the check of the first prompt finds who does not."""
     kind = "minicpmv4_7"
+    installed.needed(kind)
     request, target = requests_of(kind)[0], adapt(model_of(kind))
     told = request.inputs
     untold = MultiModalInputs(told.kwargs, told.placeholders)
@@ -148,7 +154,7 @@ def test_marks_behind_a_picture_are_read_with_it():
     assert load_checks.media(target, request.prompt, told) < 1e-4
 
 
-@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("kind", installed.params(FAST))
 def test_pictures_matter(kind):
     """Another picture, another text: a placeholder's embedding alone would give one text."""
     (ids, kwargs), *_ = prompts_of(kind)
@@ -160,7 +166,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from("sstttec"), st.integers(0, 20)), ma
 
 
 @settings(max_examples=25, deadline=None)
-@given(ACTIONS, st.sampled_from(FAST))
+@given(ACTIONS, st.sampled_from(installed.those(FAST)))
 def test_rows_with_pictures_come_and_go(script, kind):
     requests, right = requests_of(kind), expected(kind)
     drafter = recited(requests, right, 3)
@@ -190,7 +196,7 @@ def test_rows_with_pictures_come_and_go(script, kind):
         assert text == (whole if run.reason(number) == "length" else whole[: len(text)])
 
 
-@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("kind", installed.params(FAST))
 def test_beams_are_those_of_transformers(kind):
     right = [
         generated(model_of(kind), ids, kwargs, num_beams=3, num_return_sequences=3)
@@ -249,7 +255,7 @@ def looks(request):
         handle.remove()
 
 
-@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("kind", installed.params(FAST))
 def test_a_second_question_about_a_picture_reads_no_picture(kind, looks):
     target = target_of(kind)
     stands = target.runner.placeholders
@@ -289,7 +295,7 @@ def test_a_second_question_about_a_picture_reads_no_picture(kind, looks):
     assert texts(target, Root(), [plain], prefixes=prefixes) == alone
 
 
-@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("kind", installed.params(FAST))
 def test_a_text_is_resumed(kind):
     request, text = requests_of(kind)[0], expected(kind)[0]
     again = Request(
@@ -360,6 +366,7 @@ def test_prompts_that_are_one_block_are_refused_where_they_are_not(monkeypatch):
 
 
 def test_words_ahead_of_a_picture_that_stands_ahead_of_all():
+    installed.needed("git")
     target, request = target_of("git"), requests_of("git")[0]
     with pytest.raises(PromptError, match="reads its image ahead of the text"):
         target.runner.examine_media([7, *request.prompt], request.inputs)

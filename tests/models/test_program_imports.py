@@ -1,5 +1,6 @@
 """torch and transformers as commands import them: less of them, and nothing else is different."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -184,3 +185,34 @@ def test_a_server_s_other_process_imports_so_too(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(_APART)
     assert told(tmp_path, program) == []
+
+
+def test_parts_of_a_package_with_a_stand_in_are_the_real_ones(tmp_path, monkeypatch):
+    """As torchvision asks for one of torch's tracer while transformers imports it."""
+    package = tmp_path / "replaced"
+    package.mkdir()
+    (package / "__init__.py").write_text("from replaced import first\ntimes = []\n")
+    (package / "first.py").write_text("import sys\nnumber = 1\n")
+    (package / "second.py").write_text("import replaced\nreplaced.times.append(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    finders = list(sys.meta_path)
+    for part in ("first", "second"):
+        with program_imports._stands_in("replaced", {"marked": len}):
+            from replaced import marked
+
+            assert marked is len
+            found = importlib.import_module(f"replaced.{part}")
+        real = importlib.import_module("replaced")
+        assert real.__file__ == str(package / "__init__.py")
+        assert getattr(real, part) is found is sys.modules[f"replaced.{part}"]
+        assert found.__spec__.origin == str(package / f"{part}.py")
+        assert real.times == [2] * (part == "second")
+        assert sys.meta_path == finders
+        for name in [name for name in sys.modules if name.startswith("replaced")]:
+            del sys.modules[name]
+    with (
+        program_imports._stands_in("replaced", {}),
+        pytest.raises(ModuleNotFoundError, match=r"replaced\.third"),
+    ):
+        importlib.import_module("replaced.third")
+    assert sys.meta_path == finders

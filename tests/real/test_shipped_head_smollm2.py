@@ -7,6 +7,7 @@ import pytest
 
 import outrider
 from outrider import SamplingParams, Stop
+from outrider.models import LlamaRunner, TransformersRunner, llama
 from outrider.models.cpu_kernels import build
 
 pytestmark = pytest.mark.real
@@ -41,6 +42,26 @@ def test_texts_are_plain_decodings_in_fewer_steps(speculator):
     steps = sum(each.stats.steps for each in found[0])
     print(f"{tokens / steps:.2f} tokens a step")
     assert tokens / steps > 1.6
+
+
+def test_the_states_of_transformers_own_forward_are_those_that_the_head_was_trained_on(
+    smollm2, monkeypatch
+):
+    """Beside a GPU, or a family without a lean runner, a head reads what transformers hands out."""
+    how = {"threads": 1, "dtype": "float32", "pack_weights": False, "planner": "fixed"}
+    chats = [[{"role": "user", "content": each}] for each in ASKED]
+    lengths = []
+    for runner in (LlamaRunner, TransformersRunner):
+        speculator = outrider.load(smollm2, draft="smollm2-head", num_speculative_tokens=3, **how)
+        assert type(speculator.engine.target.runner) is runner
+        told = [
+            speculator.generate(chat, SamplingParams(temperature=0), Stop(96)) for chat in chats
+        ]
+        tokens = sum(len(each.completions[0].token_ids) for each in told)
+        lengths.append(tokens / sum(each.stats.steps for each in told))
+        print(f"{runner.__name__}: {lengths[-1]:.3f} tokens a step")
+        monkeypatch.setattr(llama, "fits", lambda model: False)
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.01)
 
 
 def test_with_nothing_asked_rows_draft_by_copies_or_with_the_head(smollm2):

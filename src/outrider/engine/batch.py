@@ -26,6 +26,7 @@ from outrider.sampling import logits_processors, sampling_params
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
 _PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
+STOPS = 4  #: a row has room for a multiple of so many stop tokens
 _FREE = 64  #: or so many tokens: about what another call costs
 
 
@@ -49,7 +50,6 @@ class Batch(NamedTuple):
 
     @inference
     def take(self, rows: Sequence[int]) -> "Batch":
-        """A copy of these rows, in this order."""
         context = self.context
         tokens = copy_rows(context.tokens_BL, rows)
         return Batch(
@@ -168,8 +168,10 @@ class Prefill:
         if shapes:
             rows = rows._replace(shaping=_shaping(target, requests))
         length_B = torch.tensor(lengths, device=device)
-        inputs = encoded(target, sources)
-        reference_BS = references(copied, inputs, target.vocab_size, device)
+        inputs = encoded(target, sources) if sources else None
+        reference_BS = None
+        if inputs is not None or any(copied):
+            reference_BS = references(copied, inputs, target.vocab_size, device)
         self.context = Context(
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
@@ -254,10 +256,17 @@ class Prefill:
             memory,
             torch.tensor(limits, device=device),
             torch.tensor(reasons, device=device),
-            pad_sequence(stops, batch_first=True, padding_value=-1).to(device),
+            _stop_table(stops).to(device),
             torch.zeros(rows, dtype=torch.int64, device=device),
             context.tokens_BL,
         )
+
+
+def _stop_table(each: Sequence[Tensor]) -> Tensor:
+    """Rows' stop tokens [B, S], -1 padded: of few widths, as steps are captured for each."""
+    table_BS = pad_sequence(list(each), batch_first=True, padding_value=-1)
+    more = STOPS if not table_BS.shape[1] else -table_BS.shape[1] % STOPS
+    return pad(table_BS, (0, more), value=-1)
 
 
 def begin(

@@ -7,10 +7,10 @@
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import log
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,29 +22,13 @@ from outrider.engine.batch import Batch
 from outrider.engine.beam_search.lookahead import LookaheadDepths
 from outrider.engine.draft_room import DraftRoom
 from outrider.engine.engine_run import EngineRun, Observer
-from outrider.engine.graphs import (
-    Capture,
-    CudaCapture,
-    Graphed,
-    refusal,
-)
+from outrider.engine.graph_pool import GraphPool, room_of
+from outrider.engine.graphs import ROOM, Capture, CudaCapture, Graphed, refusal
 from outrider.engine.outputs import StepOutput
-from outrider.engine.request import (
-    Logprobs,
-    Request,
-    StopConditions,
-    broadcast_setting,
-    token_ids,
-)
-from outrider.engine.speculation_policy import (
-    Adaptive,
-    FixedLength,
-    Planner,
-    measure,
-    named,
-)
+from outrider.engine.request import Logprobs, Request, StopConditions, broadcast_setting, token_ids
+from outrider.engine.speculation_policy import Adaptive, FixedLength, Planner, measure, named
 from outrider.engine.step import GraphedStep, spec_decode_step
-from outrider.errors import ConfigurationError, PromptError
+from outrider.errors import ConfigurationError, PromptError, out_of_memory
 from outrider.models import budget
 from outrider.models.config import found
 from outrider.models.prefill import causal, inference
@@ -68,6 +52,7 @@ from outrider.verifiers.match import Match
 # log says so, `Stats.why_plain` does, and a planner asks it no more for texts that cannot depend on
 # that.
 
+FEW_ROWS = 4  #: whose slots are a power of two where steps are captured
 LOOKS = 32  #: drafted tokens looked at without one that was kept
 TEXT = 64  #: tokens that the reason is looked for in
 UNIFORM = 0.98  #: of the largest entropy there is: what no trained model comes to
@@ -149,7 +134,7 @@ _log = logging.getLogger("outrider")
 
 
 class Engine:
-    """A target, a drafter, a rule and a planner; between runs it keeps what steps cost alone.
+    """A target, a drafter, a rule and a planner; between runs it keeps what steps cost, and graphs.
 
     `rule=None` takes the default for what is being verified: match at temperature 0 and for point
     masses or coupled drafts, otherwise the best rule for drawn children. `planner` is one or the
@@ -207,6 +192,8 @@ class Engine:
         if graphs is True and self.eager:
             raise ConfigurationError(f"{self.eager}; leave graphs out")
         self.capture: Capture | None = None
+        #: graphs that outlive runs
+        self.pool = GraphPool((target, drafter), room_of(torch.device(target.device)))
         if not self.eager:
             self.capture = CudaCapture(torch.device(target.device))
             _log.info("steps of drafter %r run as CUDA graphs", drafter.name)
@@ -228,12 +215,34 @@ class Engine:
             lambda b, s: spec_decode_step(self.target, self.drafter, rule, b, s)
         )
 
-    def graphed(self, rule: Verifier) -> Graphed | None:
-        """The verbs as graphs, if that was asked for."""
+    def graphed(self, rule: Verifier, before: Graphed | None = None) -> Graphed | None:
+        """The verbs as graphs, if that was asked for: `before`, if given, with another rule."""
         if self.capture is None:
             return None
-        work = partial(spec_decode_step, self.target, self.drafter, rule)
-        return Graphed(self.capture, work, self.shapes, self.target, self._lose)
+        verbs = partial(spec_decode_step, self.target, self.drafter, rule)
+        if before is not None:
+            before.change(verbs, _work(rule))
+            return before
+        return Graphed(
+            self.capture, verbs, self.shapes, self.target, self._lose, self.pool, _work(rule)
+        )
+
+    def slots(self, rows: int, capacity: int) -> int:
+        """The slots that so many rows are given where each needs `capacity`.
+
+        Where steps are captured these are of a few sizes, so that graphs fit the rows of other
+        runs: twice as many as needed at most for a few rows, and a quarter more for many.
+        """
+        if self.capture is not None:
+            power = 1 << max(capacity - 1, 1).bit_length()
+            step = power if rows <= FEW_ROWS else max(power // 8, 1)
+            step = max(step, ROOM)
+            capacity = -(-capacity // step) * step
+        return self.target.width(capacity)
+
+    def spare(self, error: Exception) -> bool:
+        """Whether memory was missing and some is free now: of graphs that no run has."""
+        return out_of_memory(error) and self.pool.drop()
 
     def _lose(self, why: str) -> None:
         """No step is captured from here on."""
@@ -334,6 +343,14 @@ class Engine:
         run.submit_all(requests)
         run.close()
         return run
+
+
+def _work(rule: Verifier) -> Hashable:
+    """What tells a rule's steps from another's: equal rules are one."""
+    try:
+        return hash(rule), cast("Hashable", rule)
+    except TypeError:
+        return object()
 
 
 def _one_each(name: str, given: Sequence[T] | None, rows: int, without: T) -> Sequence[T]:

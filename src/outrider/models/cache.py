@@ -131,6 +131,9 @@ class SlotCache(Cache):  # type: ignore[misc]
     (0, 8)
     """
 
+    #: What follows from the buffers, or is said ahead of every call.
+    derived = frozenset({"layers", "width", "seen", "line", "planes", "_slots", "_flat"})
+
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
         self.rows, self.max_rows, self.capacity = rows, rows, capacity
         self.size = min(capacity, FIRST)  #: slots that are there
@@ -377,6 +380,11 @@ class SlotCache(Cache):  # type: ignore[misc]
     ) -> object:
         """Nothing is left to do: the function that was given the handle has written to it."""
         return recurrent_states
+
+    def derive(self) -> None:
+        """Other buffers of the same shapes have taken the places of its own."""
+        self._attach()
+        self._show(self.rows)
 
     def _show(self, rows: int) -> None:
         """Let this many rows be in use; what the next forward writes has to be said anew."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 
 from outrider.models.config import found, read
@@ -170,6 +171,8 @@ def _slim(made: object) -> object:
     step."""
     if not isinstance(made, ModelOutput):
         return made
+    if "pooler_output" in vars(made).keys() - made.keys():  # Idefics 3 in transformers 5.17
+        return BaseModelOutputWithPooling(pooler_output=vars(made)["pooler_output"])
     left = {*_LEFT_OUT, *(("last_hidden_state",) if made.get("pooler_output") is not None else ())}
     return type(made)(**{name: value for name, value in made.items() if name not in left})
 

@@ -63,7 +63,8 @@ class CrossAttentionLayer(CacheLayerMixin):  # type: ignore[misc]
         return 0, 0
 
     def get_seq_length(self) -> int:
-        return 0
+        """How many states there are: with none a layer is passed over (transformers 5.17)."""
+        return 0 if self.keys is None else int(self.keys.shape[2])
 
     def get_max_length(self) -> int:
         return -1
@@ -157,7 +158,8 @@ class MllamaRunner(ImageCrossAttentionRunner):
         tiles = rows.seen_BM.shape[1]
         if not tiles:
             return {}
-        return {self.mask: rows.seen_BM[:, None, None].expand(-1, queries, 1, -1)}
+        cache.seen = 1  # an empty cache has no images (transformers 5.17): a token ahead of ours
+        return {self.mask: rows.seen_BM[:, None, None].expand(-1, 1 + queries, 1, -1)}
 
     def _lend(self, cache: SlotCache, layers: Sequence[CrossAttentionLayer]) -> None:
         """Let a call find these in the cache where its layers of cross attention look."""

@@ -167,13 +167,46 @@ def _stands_in(name: str, names: Mapping[str, object]) -> Iterator[None]:
     def leave() -> None:
         if sys.modules.get(name) is module:
             del sys.modules[name]
+        if parts in sys.meta_path:
+            sys.meta_path.remove(parts)
 
-    vars(module)["__getattr__"] = real
+    vars(module).update(__getattr__=real, __path__=[])
+    parts = _RealParts(name, leave)
+    sys.meta_path.insert(0, parts)
     sys.modules[name] = module
     try:
         yield
     finally:
         leave()
+
+
+class _RealParts(MetaPathFinder, Loader):
+    """Finds a part of a package that has a stand-in: the real package's, as it imports it."""
+
+    def __init__(self, package: str, leave: Callable[[], None]) -> None:
+        self._package, self._leave = package, leave
+        self._part, self._spec = ModuleType(package), ModuleSpec(package, None)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Of the first part that is asked for: from then on the real package is there."""
+        if not name.startswith(f"{self._package}."):
+            return None
+        self._leave()
+        importlib.import_module(self._package)
+        self._part = importlib.import_module(name)
+        self._spec = self._part.__spec__ or self._spec
+        self._part.__spec__ = ModuleSpec(name, self)  # or it would be loaded a second time
+        return self._part.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The part, which is there."""
+        return self._part
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do but to say where it came from."""
+        module.__spec__ = self._spec
 
 
 @contextmanager

@@ -6,6 +6,7 @@ A refusal is a promise kept: the alternative is text that silently follows anoth
 from collections.abc import Mapping, Sequence
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -66,6 +67,12 @@ _ENCODERS = frozenset(
     """.split()
 )
 
+#: Types that older versions of transformers had wrong: the first that is right, and what was not.
+SINCE = {
+    "git": ("5.18", "a call of one token counts its position twice"),
+    "roformer": ("5.18", "tokens of its decoder look at those behind them, too"),
+}
+
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 LAYERS |= {"indexed_attention", "deepseek_sparse_attention"}  # the same, by version
 ATTENTION = {"eager", "sdpa"}
@@ -80,6 +87,17 @@ READS_STATES = frozenset(
 )
 #: Families that have cross attention where their configuration asks for it.
 _MAY_CROSS = frozenset({"bert", "gpt2"})
+
+
+def too_old(kind: str) -> str | None:
+    """Why the installed transformers is too old for a type of model; None: it is not.
+
+    >>> too_old("llama")
+    """
+    version, wrong = SINCE.get(kind, ("0.0", ""))
+    installed = transformers.__version__
+    here, needed = (tuple(map(int, v.split(".")[:2])) for v in (installed, version))
+    return None if here >= needed else f"in transformers {installed} {wrong}"
 
 
 def reads_states(config: PretrainedConfig) -> bool:
@@ -131,6 +149,8 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
             "configuration makes it a decoder, if it was trained as one",
             "use a decoder",
         )
+    if (reason := too_old(kind)) is not None:
+        refuse(reason, f"install transformers {SINCE[kind][0]} or newer")
     if reads_states(config) and kind not in READS_STATES | _MAY_CROSS:
         refuse(
             "its layers attend to an encoder's states, which nobody has tried for this family",

@@ -88,6 +88,9 @@ class Stepping(Protocol):
     def stepper(self) -> Step:
         """The verbs of a step, as a run makes them."""
 
+    def slots(self, rows: int, capacity: int) -> int:
+        """What a run gives so many rows that need `capacity`: its steps have the same graphs."""
+
 
 def upto(max_num_seqs: int) -> list[int]:
     """The numbers of rows that are measured; others, up to so many, are estimated from these.
@@ -323,6 +326,6 @@ def _made_up(engine: Stepping, rows: int, context: int) -> Batch:
     text = (period * (context // _PERIOD + 1))[:context]
     most = max(shape.max_nodes for shape in engine.shapes)
     request = Request(text, SamplingParams(seed=0), StopConditions(), target.probe(1))
-    capacity = target.width(context + 2 * most)
+    capacity = engine.slots(rows, context + 2 * most)
     with skimming():
         return begin(target, engine.drafter, [request], capacity).take([0] * rows)

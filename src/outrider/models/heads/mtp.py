@@ -154,12 +154,10 @@ class Mtp:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights lie."""
         return torch.device(self.model.layers[0].eh_proj.weight.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
         dtype: torch.dtype = self.model.layers[0].eh_proj.weight.dtype
         return dtype
 
@@ -302,7 +300,7 @@ class MtpSource(TargetBoundSource):
                 why = "not one tensor of it, though its configuration promises it (num_mtp_layers)"
             raise ConfigurationError(
                 f"cannot read the multi-token prediction layer of {self.target}; got {why}; give "
-                "the whole checkpoint by its path"
+                "the whole checkpoint by its path, or install a newer transformers"
             ) from error
         unsupported.check_numbers(dict(made.named_parameters()), str(self))
         return made.eval().requires_grad_(False)

@@ -38,6 +38,8 @@ class CrossAttentionCache:
     copy the rows they name.
     """
 
+    derived = frozenset({"_cache"})  #: what follows from the planes
+
     def __init__(self, planes: Sequence[Tensor], mask_BT: Tensor, wide: int) -> None:
         """`mask_BT` says which states are there; `wide` is the width of the encoder's states."""
         self.planes, self.wide = list(planes), wide
@@ -77,7 +79,6 @@ class CrossAttentionCache:
         return nothing.expand(self.rows, self.length, self.wide)
 
     def take(self, rows: Sequence[int]) -> "CrossAttentionCache":
-        """A copy of these rows, in this order."""
         picked = [_picked(plane, rows) for plane in self.planes]
         return CrossAttentionCache(picked, _picked(self._mask, rows), self.wide)
 
@@ -104,6 +105,10 @@ class CrossAttentionCache:
     def narrow(self, rows: int) -> Self:
         """The first rows, without a copy."""
         return self._show(rows)
+
+    def derive(self) -> None:
+        """Other planes of the same shapes have taken the places of its own."""
+        self._cache = None
 
     def _show(self, rows: int) -> Self:
         self.rows, self._seen, self._cache = rows, None, None

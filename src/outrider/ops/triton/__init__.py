@@ -11,8 +11,17 @@ import torch
 import triton
 from torch import Tensor
 
-from outrider.ops.backend import Backend, Operation
-from outrider.ops.triton import block, chain, floors, match, sample, traversal, tree
+from outrider.ops import Backend, Operation
+from outrider.ops.triton import (
+    block,
+    chain,
+    commit_tokens,
+    floors,
+    match,
+    sample,
+    traversal,
+    tree,
+)
 from outrider.types import Draft, Laws, Scores
 
 _MOST_ROWS = 65_535
@@ -51,5 +60,6 @@ _OPS: dict[str, Operation] = {
     "sample": sample.sample,
     "several": sample.several,
     "floors": floors.floors,
+    "commit_tokens": commit_tokens.commit_tokens,
 }
 BACKEND = Backend("triton", _OPS, _unsupported_reason, dict.fromkeys(_OPS, _declines))
