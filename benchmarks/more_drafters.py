@@ -26,14 +26,15 @@ import torch
 
 import outrider
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
-from outrider.drafters import Cascade, LayerSkip, NgramTable, Suffix
+from outrider.drafters import NgramTable, Suffix
 from outrider.drafters.draft_sampling import Tempered, Warp
-from outrider.drafters.layer_skip import part
 from outrider.drafters.ngram_table import Table, count, read
 from outrider.shipped import shipped
 from outrider.text.prompts import encode
 from outrider.types import Drafter, LanguageModel
 from outrider_lab.bench.prompts import read_prompts
+from outrider_lab.drafters.cascade import Cascade
+from outrider_lab.drafters.layer_skip import LayerSkip, part
 from outrider_lab.drafters.lookahead import Lookahead
 from outrider_lab.drafters.ngram_tree import NgramTree
 from outrider_lab.drafters.random import Random

@@ -204,8 +204,6 @@ EXCEPTIONS = {
     "sampling/sampling_params.py:rows": "turns settings into tensors before a run",
     "sampling/sampling_params.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/prompt_lookup.py:copied": "only if the tensors lie on a CPU",
-    "drafters/cascade.py:guess": "copies from automata, which are kept on a CPU alone",
-    "drafters/cascade.py:least": "asked only if the tensors lie on a CPU",
     "drafters/deterministic_tree.py:": "drafts from lists, by drafters kept on a CPU alone",
     "ops/reference/draws.py:likely": "asked by a drafter that is kept on a CPU alone",
     "drafters/suffix.py:automata": "kept on a CPU alone",

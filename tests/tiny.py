@@ -7,11 +7,9 @@ from letters import translated
 from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.drafters import (
     Beam,
-    Cascade,
     DynamicTree,
     Either,
     HubTree,
-    LayerSkip,
     Paths,
     Recall,
     SampledTree,
@@ -33,6 +31,8 @@ from outrider.testing import (
     pair,
     perturbed,
 )
+from outrider_lab.drafters.cascade import Cascade
+from outrider_lab.drafters.layer_skip import LayerSkip
 from outrider_lab.drafters.lookahead import Lookahead
 from outrider_lab.drafters.ngram_tree import NgramTree
 from outrider_lab.drafters.random import Random

@@ -117,14 +117,6 @@ _HOMES = {
     "Stop": "outrider.text.output_text",
 }
 #: Public packages, which are attributes as well.
-_PARTS = (
-    "drafters",
-    "engine",
-    "integrations",
-    "ops",
-    "stochastic",
-    "testing",
-    "verifiers",
-)
+_PARTS = ("drafters", "engine", "integrations", "ops", "stochastic", "testing", "verifiers")
 
 __getattr__, __dir__ = lazy.exports(__name__, _HOMES, _PARTS)

@@ -163,13 +163,7 @@ def by_name(name: str, given: object) -> dict[str, object]:
 
 
 def several(
-    name: str,
-    given: object,
-    what: str,
-    do: str,
-    fits: Callable[..., bool],
-    *,
-    ordered: bool = True,
+    name: str, given: object, what: str, do: str, fits: Callable[..., bool], *, ordered: bool = True
 ) -> tuple[Any, ...]:
     """The items of a list, tuple or array, each of which fits; sets only where order is nothing.
 

@@ -60,9 +60,7 @@ class VocabularyPair(NamedTuple):
 
 
 def shared(
-    sources: Sources,
-    tokenizer: "PreTrainedTokenizerBase | None",
-    other: "Tokenizers | None",
+    sources: Sources, tokenizer: "PreTrainedTokenizerBase | None", other: "Tokenizers | None"
 ) -> VocabularyPair:
     """How many tokens the target has, and which of them its draft models share."""
     load_checks.draft_tokenizer(other, sources[1:])

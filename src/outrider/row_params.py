@@ -86,7 +86,6 @@ class RowTable:
     """
 
     def take(self, rows: Sequence[int]) -> Self:
-        """A copy of these rows, in this order."""
         return replace(self, **{name: gather_rows(part, rows) for name, part in vars(self).items()})
 
     def put(self, into: Sequence[int], other: Self) -> Self:
@@ -155,7 +154,6 @@ class Shaping(NamedTuple):
         return cls(prompt_B, opened=0, processors=nothing, padding=nothing, ends=ends, masks=False)
 
     def take(self, rows: Sequence[int]) -> "Shaping":
-        """A copy of these rows, in this order."""
         return self._replace(
             **_columns(self, lambda table: copy_rows(table, rows)),
             processors=tuple(self.processors[row] for row in rows),

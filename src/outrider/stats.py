@@ -85,7 +85,6 @@ class AcceptanceStats:
         self.chances[at] = kept / seen
 
     def copy(self) -> "AcceptanceStats":
-        """The same, to be continued apart."""
         other = AcceptanceStats((), 0, self.forget)
         other._kept, other._seen = self._kept.copy(), self._seen.copy()
         other.chances = self.chances.copy()

@@ -7,11 +7,11 @@ import torch
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-from outrider.drafters.layer_skip import part
 from outrider.errors import UnsupportedModel
 from outrider.models import LlamaRunner, TreeDecoder, layer_subset
 from outrider.shipped import shipped
 from outrider.testing import encoder_decoders
+from outrider_lab.drafters.layer_skip import part
 from outrider_lab.papers import app, layers
 from tiny import llama
 

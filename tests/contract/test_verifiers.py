@@ -15,6 +15,7 @@ from outrider.errors import ConfigurationError, UnknownName
 from outrider.tree import chain as chain_tree
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verdict
 from outrider.verifiers.tree_walk import AliasedVerifier
+from outrider_lab.verifiers import lossy
 
 RULES = list(verifiers.VERIFIERS.values())
 ROWS = 30_000
@@ -413,10 +414,10 @@ def test_an_unknown_rule_suggests_a_known_one():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: verifiers.lossy.Lenience(0),
-        lambda: verifiers.lossy.LenienceArgmax(1.5),
-        lambda: verifiers.lossy.Typical(epsilon=-1),
-        lambda: verifiers.lossy.Sigmoid(scale=0),
+        lambda: lossy.Lenience(0),
+        lambda: lossy.LenienceArgmax(1.5),
+        lambda: lossy.Typical(epsilon=-1),
+        lambda: lossy.Sigmoid(scale=0),
     ],
 )
 def test_lossy_parameters_are_checked(make):

@@ -15,10 +15,10 @@ from outrider import (
     StopConditions,
     verifiers,
 )
-from outrider.drafters import Cascade, DrafterParts, make
-from outrider.drafters.cascade import Smaller
+from outrider.drafters import DrafterParts, make
 from outrider.engine import step
 from outrider.testing import Case, checks, p_value, text_law
+from outrider_lab.drafters.cascade import Cascade, Smaller
 from tiny import PROMPTS, begun, decode, llama, pair
 
 DEPTH = 5
@@ -132,7 +132,7 @@ def test_on_a_device_chains_end_where_half_as_many_calls_have_come(monkeypatch):
     drafter = cascade(small, "another", depth=6, guesses=2)
     whole = step.propose(drafter, begun(target, drafter, PROMPTS[:3], SETTINGS["sampled"]))
     state = begun(target, drafter, PROMPTS[:3], SETTINGS["sampled"])
-    monkeypatch.setattr("outrider.drafters.cascade.on_host", lambda tensor: False)
+    monkeypatch.setattr("outrider_lab.drafters.cascade.on_host", lambda tensor: False)
     cut = step.propose(drafter, state)
     sizes = (cut.draws_BNK[..., 0] >= 0).sum(1).tolist()
     assert all(3 <= size <= 6 for size in sizes)
@@ -178,7 +178,7 @@ class Leaky:
 def test_the_law_is_the_targets(rule, device, monkeypatch):
     target, small = pair(0.4, VOCAB)
     if device:
-        monkeypatch.setattr("outrider.drafters.cascade.on_host", lambda tensor: False)
+        monkeypatch.setattr("outrider_lab.drafters.cascade.on_host", lambda tensor: False)
     inner = Smaller(pair(0.9, VOCAB)[1])
     drafter = Cascade(small, inner, num_speculative_tokens=3, guesses=2)
     engine = Engine(target, drafter, verifiers.get(rule))

@@ -16,12 +16,12 @@ from outrider import (
     ops,
     verifiers,
 )
-from outrider.drafters import DrafterParts, DraftOptions, LayerSkip, Root, make
-from outrider.drafters.layer_skip import part
+from outrider.drafters import DrafterParts, DraftOptions, Root, make
 from outrider.engine import step
 from outrider.errors import UnsupportedModel
 from outrider.models import TreeDecoder, layer_subset
 from outrider.testing import RUNNERS, encoder_decoders, p_value, text_law
+from outrider_lab.drafters.layer_skip import LayerSkip, part
 from tiny import PROMPTS, Mislabelled, Restless, begun, decode, llama
 
 VOCAB, LAYERS, KEPT = 5, 4, (0, 1, 3)

@@ -152,3 +152,20 @@ def test_home_in_python(tmp_path, monkeypatch):
     more = {"tokenizer": "~/words", "dtype": "float32", "threads": 1}
     load("~/model", "~/model", draft_tokenizer="~/words", **more)
     load("~/model", ["~/model"] * 2, drafter="paths", **more)
+
+
+@pytest.mark.parametrize("command", ["serve", "batch", "chat"])
+def test_commands_of_prompts_name_the_one_that_reads_a_source(outrider, folder, tmp_path, command):
+    body = {"model": folder.name, "prompt": "w9 w4"}
+    one = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(one) + "\n")
+    more = {
+        "serve": ["--port", "0", "--processes", "1"],
+        "batch": [tmp_path / "in.jsonl", tmp_path / "out.jsonl"],
+        "chat": [],
+    }
+    code, out, err = outrider(command, *more[command], "--model", folder, *FAST)
+    assert code == 2
+    assert not out
+    assert "error: " in err
+    assert "outrider generate --source" in err

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import transformers
 from recorder import Recorder
 
 from outrider import DraftModel, Engine, StopConditions, ops
@@ -14,8 +15,12 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.graph_pool import address, form_of, lasting, moved
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import measure
+from outrider.models import adapt
 from outrider.models.cache import SlotCache
+from outrider.models.decoder import TreeDecoder
+from outrider.models.seq2seq.runner import Seq2SeqRunner
 from outrider.sampling.sampling_params import SamplingParams
+from outrider.testing.sourced import encoder_decoder, sources
 from outrider.tree import numbers
 from tiny import DRAFTERS, ON_HOST, PROMPTS, TRANSLATED, decode, pair
 
@@ -384,3 +389,39 @@ def test_nothing_of_an_earlier_run_is_left_in_the_buffers(name):
     got, run = decode(graphed, PROMPTS[:1], SEEDED[1:2], StopConditions(24))
     assert got == want
     assert run.stats.captures == 0
+
+
+@pytest.mark.parametrize("family", ["t5", "marian", "whisper"])
+def test_sources_of_one_length_have_one_form(family):
+    """What is read of a source is of its row: it is copied to where graphs read it, or they go."""
+    models = (encoder_decoder(family, size) for size in (0.0, 0.05))
+    target, small = (TreeDecoder(Seq2SeqRunner(model)) for model in models)
+    eager, graphed = (Engine(target, DraftModel(small, (1, 1, 1))) for _ in range(2))
+    graphed.capture = Recorder()
+    first, second = sources(target, 2)
+    prompt = [[5, 3]]
+    for one in (first, second, first, second):
+        want, _ = decode(eager, prompt, SEEDED[:1], StopConditions(16), inputs=[one])
+        got, run = decode(graphed, prompt, SEEDED[:1], StopConditions(16), inputs=[one])
+        assert got == want
+    assert run.stats.captures == 0, graphed.pool.why
+
+
+def test_a_model_with_windows_has_its_positions_kept():
+    """A table of the buffers that is made when it is first asked for."""
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=6, head_dim=8,
+    )  # fmt: skip
+    target = adapt(transformers.MistralForCausalLM(config).eval())
+    eager, graphed = (Engine(target, DraftModel(target, (2, 1))) for _ in range(2))
+    graphed.capture = Recorder()
+    for prompt in (PROMPTS[0], LONGER[1], PROMPTS[2]):
+        want, _ = decode(eager, [prompt], SEEDED[:1], StopConditions(24))
+        got, run = decode(graphed, [prompt], SEEDED[:1], StopConditions(24))
+        assert got == want
+    assert run.stats.captures == 0, graphed.pool.why
+    table = graphed.run(PROMPTS[:1], SEEDED[0], StopConditions(4))
+    table.step()
+    assert table.batch.cache._positions_BS is not None

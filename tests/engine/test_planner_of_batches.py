@@ -280,7 +280,7 @@ def test_what_is_read_first_has_to_be_worth_it(usual, budget, unread, drafts):
     view = BatchView(rows_of(4, budget), 4, unread=unread)
     state = Adaptive().open(CHAIN, READING)
     for _ in range(3):
-        state.credit.ended(usual)
+        state.credit.lengths.append(usual)
     assert (Adaptive().plan(state, view).max_depth > 0) == drafts
 
 

@@ -118,6 +118,63 @@ def test_a_stand_in_gives_way_to_whoever_asks_for_more(monkeypatch):
     del sys.modules["tabnanny"]  # others begin without it
 
 
+def test_what_is_below_a_stand_in_is_the_real_packages(tmp_path, monkeypatch):
+    """An installed package may import it meanwhile, as torchvision does of the tracer."""
+    package = tmp_path / "stood_in"
+    package.mkdir()
+    (package / "__init__.py").write_text("from stood_in import below\nreal = True\n")
+    (package / "below.py").write_text("import runs\nruns.each.append(__name__)\nvalue = 7\n")
+    (package / "late.py").write_text("import runs\nruns.each.append(__name__)\nvalue = 8\n")
+    (tmp_path / "runs.py").write_text("each = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with program_imports._stands_in("stood_in", {"real": False}):
+        import stood_in
+
+        assert stood_in.real is False
+        from stood_in.below import value
+        from stood_in.late import value as late
+
+        assert (value, late, sys.modules["stood_in"].real) == (7, 8, True)
+    import runs
+    import stood_in
+
+    assert stood_in.real
+    assert runs.each == ["stood_in.below", "stood_in.late"]
+    assert (stood_in.below, stood_in.late) == tuple(sys.modules[name] for name in runs.each)
+    for name in ("stood_in", "runs", *runs.each):
+        del sys.modules[name]
+
+
+_BELOW = """
+import json, sys
+from outrider.models import program_imports
+exports = program_imports._exports_kept
+def as_others_do():
+    from torch._dynamo.utils import is_compile_supported
+    assert is_compile_supported("cpu") in (True, False)
+    return exports()
+def broken():
+    raise RuntimeError("planted")
+program_imports._exports_kept = MEANWHILE
+program_imports.import_lean()
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8,
+    num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
+print(json.dumps([program_imports._imported_lean, torch._dynamo.__file__ is not None]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "lean"),
+    [("as_others_do", True), pytest.param("broken", False, marks=pytest.mark.exhaustive)],
+)
+def test_other_packages_may_need_what_is_left_out(tmp_path, meanwhile, lean):
+    """They get it; and where something breaks all the same, everything is imported as usual."""
+    program = _BELOW.replace("MEANWHILE", meanwhile)
+    assert told(tmp_path, program) == [lean, True]
+
+
 @pytest.mark.exhaustive
 def test_models_are_made_the_same_without_the_tracer(tmp_path):
     folders = []

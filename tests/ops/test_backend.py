@@ -6,13 +6,12 @@ from cases import Case, build
 
 from outrider import ops
 from outrider.errors import BackendUnavailable, UnknownName
-from outrider.ops import backend
 from outrider.types import DrawKind
 
 
 def test_devices_choose():
     with ops.use(None):
-        if backend.explicit() is None:
+        if ops.explicit() is None:
             assert ops.chosen(torch.device("cpu")) == "cpu"
             assert ops.chosen(torch.device("meta")) == "reference"
 
@@ -33,9 +32,9 @@ def test_unknown_names_are_refused():
 
 
 def test_the_environment_chooses(monkeypatch):
-    monkeypatch.setattr(backend, "_ENVIRONMENT", "reference")
+    monkeypatch.setattr(ops, "_ENVIRONMENT", "reference")
     assert ops.chosen(torch.device("cpu")) == "reference"
-    monkeypatch.setattr(backend, "_ENVIRONMENT", "fastest")
+    monkeypatch.setattr(ops, "_ENVIRONMENT", "fastest")
     with pytest.raises(UnknownName, match="fastest"):
         ops.chosen(torch.device("cpu"))
 
@@ -53,7 +52,7 @@ def test_a_named_backend_raises_where_the_automatic_choice_steps_aside():
     with ops.use("cpu"), pytest.raises(BackendUnavailable, match="the draft branches"):
         ops.fused("chain", draft, scores, draws)
     with ops.use(None):
-        if backend.explicit() is None:
+        if ops.explicit() is None:
             assert ops.fused("chain", draft, scores, draws) is None
     coupled = draft._replace(kinds=frozenset({DrawKind.COUPLED}))
     with ops.use("cpu"), pytest.raises(BackendUnavailable, match="matching rule"):
@@ -84,10 +83,10 @@ def test_a_missing_triton_is_an_error_when_named(monkeypatch):
     def absent(name):
         raise ImportError("No module named 'triton'")
 
-    monkeypatch.setattr(backend, "import_module", absent)
-    backend.load.cache_clear()
+    monkeypatch.setattr(ops, "import_module", absent)
+    ops.load_backend.cache_clear()
     draft, scores, draws = build(Case())
     with ops.use("triton"), pytest.raises(BackendUnavailable, match="install triton"):
         ops.fused("chain", draft, scores, draws)
     monkeypatch.undo()
-    backend.load.cache_clear()
+    ops.load_backend.cache_clear()

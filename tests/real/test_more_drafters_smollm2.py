@@ -9,9 +9,9 @@ import pytest
 
 import outrider
 from outrider import DraftModel, SamplingParams, StopConditions, verifiers
-from outrider.drafters import Cascade, LayerSkip
-from outrider.drafters.layer_skip import part
 from outrider.testing import decode
+from outrider_lab.drafters.cascade import Cascade
+from outrider_lab.drafters.layer_skip import LayerSkip, part
 from outrider_lab.drafters.lookahead import Lookahead
 from outrider_lab.drafters.random import Random
 

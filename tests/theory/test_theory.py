@@ -10,6 +10,7 @@ import pytest
 from outrider import verifiers
 from outrider_lab import theory
 from outrider_lab.theory import capacity, chains, length, node, price, transport
+from outrider_lab.verifiers import lossy
 
 DRAWN = np.random.default_rng(1)
 
@@ -335,7 +336,7 @@ def test_exact_rules_are_free_and_lossy_ones_are_not(rule):
 @pytest.mark.parametrize("lenience", [0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize(("p", "q"), PAIRS[:8])
 def test_lenience_keeps_its_promise_and_loses_no_more_than_it_must(p, q, lenience):
-    cost = price.price(verifiers.lossy.Lenience(lenience), p, q)
+    cost = price.price(lossy.Lenience(lenience), p, q)
     assert cost.acceptance == pytest.approx(float(node.lenient(p, q, lenience)), abs=1e-12)
     assert cost.largest_ratio <= 1 / lenience + 1e-9
     least = np.maximum(np.minimum(p / lenience, q) - p, 0).sum()

@@ -262,6 +262,8 @@ def refuse_untemplated(speculator: "Speculator", target: str | None, do: str) ->
     does = f"goes on from text; {do}"
     if speculator.hearing is not None:
         does = "turns speech into text; use `outrider transcribe`"
+    elif speculator.opening is not None:
+        does = "reads a source beside its own text; use `outrider generate --source`"
     raise ConfigurationError(
         f"{target or 'the shipped target'} has no chat template; got a model that {does}, or "
         "--model with an instruct model"

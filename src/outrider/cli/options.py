@@ -94,8 +94,7 @@ Acceptance = Annotated[
     typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
 ]
 Ngram = Annotated[
-    str | None,
-    typer.Option(help="Shortest and longest n-gram of lookups, e.g. 2,4. Default: 1,4."),
+    str | None, typer.Option(help="Shortest and longest n-gram of lookups, e.g. 2,4. Default: 1,4.")
 ]
 Table = Annotated[
     str | None,

@@ -43,8 +43,7 @@ Draft = Annotated[
     ),
 ]
 DraftLayers = Annotated[
-    str | None,
-    typer.Option(help="Draft with these layers of the model's own decoder, e.g. 0,5."),
+    str | None, typer.Option(help="Draft with these layers of the model's own decoder, e.g. 0,5.")
 ]
 Language = Annotated[
     str | None, typer.Option("--language", "-l", help="Code or name. Default: detected.")

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     import torch
 
     from outrider.drafters.beam import Beam
-    from outrider.drafters.cascade import Cascade
     from outrider.drafters.cross_tokenizer import StringMatch, Translated
     from outrider.drafters.draft_model import DraftModel
     from outrider.drafters.dynamic_tree import DynamicTree
     from outrider.drafters.either import Either
-    from outrider.drafters.layer_skip import LayerSkip
     from outrider.drafters.ngram_table import NgramTable
     from outrider.drafters.paths import Paths
     from outrider.drafters.prompt_lookup import PromptLookup
@@ -52,7 +50,10 @@ def _recipe(given: object) -> "Recipe":
 
 #: Drafters that other distributions bring.
 PLUGINS = plugins.PluginGroup(
-    "outrider.drafters", "drafter", _recipe, ("lookahead", "ngram_tree", "random")
+    "outrider.drafters",
+    "drafter",
+    _recipe,
+    ("cascade", "layer_skip", "lookahead", "ngram_tree", "random"),
 )
 
 #: How each is made, in order; imported when it is looked up.
@@ -70,9 +71,7 @@ _RECIPES = {
     "recall": "outrider.drafters.recall:RECIPE",
     "reference_lookup": "outrider.drafters.reference_lookup:RECIPE",
     "ngram_table": "outrider.drafters.ngram_table:RECIPE",
-    "cascade": "outrider.drafters.cascade:RECIPE",
     "either": "outrider.drafters.either:RECIPE",
-    "layer_skip": "outrider.drafters.layer_skip:RECIPE",
     "string_match": "outrider.drafters.cross_tokenizer:STRING_MATCH",
     "translated": "outrider.drafters.cross_tokenizer:RECIPE",
 }
@@ -215,14 +214,12 @@ def _check_models(name: str, recipe: "Recipe", draft: object) -> None:
 __all__ = [
     "DRAFTERS",
     "Beam",
-    "Cascade",
     "DraftModel",
     "DraftOptions",
     "DrafterParts",
     "DynamicTree",
     "Either",
     "HubTree",
-    "LayerSkip",
     "NgramTable",
     "Paths",
     "PromptLookup",
@@ -240,12 +237,10 @@ __all__ = [
 #: Where each class is imported from when it is first asked for.
 _HOMES = {
     "Beam": "outrider.drafters.beam",
-    "Cascade": "outrider.drafters.cascade",
     "DraftModel": "outrider.drafters.draft_model",
     "DynamicTree": "outrider.drafters.dynamic_tree",
     "Either": "outrider.drafters.either",
     "HubTree": "outrider.drafters.trees",
-    "LayerSkip": "outrider.drafters.layer_skip",
     "NgramTable": "outrider.drafters.ngram_table",
     "Paths": "outrider.drafters.paths",
     "PromptLookup": "outrider.drafters.prompt_lookup",

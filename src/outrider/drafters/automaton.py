@@ -166,7 +166,6 @@ class Successors:
         _put(self._two, before << _BITS | token, best)
 
     def copy(self) -> "Successors":
-        """The same, to be continued apart."""
         other = Successors()
         other._one, other._two = self._one.copy(), self._two.copy()
         return other

@@ -83,12 +83,7 @@ def trees(grown: Sequence[HostTree], kind: DrawKind) -> Draft:
     )
     constant = _kinds(nodes, most, kind)
     return Draft(
-        torch.from_numpy(tokens),
-        tree,
-        torch.from_numpy(draws),
-        *constant,
-        None,
-        frozenset({kind}),
+        torch.from_numpy(tokens), tree, torch.from_numpy(draws), *constant, None, frozenset({kind})
     )
 
 

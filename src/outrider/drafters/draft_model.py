@@ -15,16 +15,7 @@ from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.tree_drafting import Children, DrawKeys, OneModel, Policy, TreeLevel, shapes
 from outrider.errors import ConfigurationError
 from outrider.models.config import found
-from outrider.types import (
-    Cache,
-    Context,
-    Draft,
-    Drafter,
-    DraftShape,
-    DrawKind,
-    LanguageModel,
-    Laws,
-)
+from outrider.types import Cache, Context, Draft, Drafter, DraftShape, DrawKind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,6 @@ class SourceStats:
         )
 
     def copy(self) -> "SourceStats":
-        """The same, to be continued apart."""
         other = SourceStats(self.worth.copy(), self.chances.copy(), self.unread)
         other.streak = self.streak
         other.drafted, other.dropped = self.drafted, self.dropped

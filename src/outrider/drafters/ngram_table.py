@@ -22,13 +22,7 @@ from torch import Tensor
 from outrider import arguments, ops
 from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import Forgetful, NoMemory
-from outrider.drafters.tree_drafting import (
-    Children,
-    DrawKeys,
-    TreeBuilder,
-    TreeLevel,
-    shapes,
-)
+from outrider.drafters.tree_drafting import Children, DrawKeys, TreeBuilder, TreeLevel, shapes
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.tree import numbers, parents_of
 from outrider.types import Context, Draft, DraftShape, DrawKind, Laws, Output
@@ -215,9 +209,7 @@ def followers(table: Table, vocab_size: int | None) -> Followers:
 
 
 def _made(
-    table: Table,
-    vocab_size: int,
-    num_speculative_tokens: int = NgramTable.num_speculative_tokens,
+    table: Table, vocab_size: int, num_speculative_tokens: int = NgramTable.num_speculative_tokens
 ) -> NgramTable:
     return NgramTable(table, num_speculative_tokens, vocab_size)
 

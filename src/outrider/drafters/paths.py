@@ -100,12 +100,7 @@ class Paths:
         return tree_drafting.grow(sources, context, shapes.ragged(self.count, depth, device), walk)
 
     def commit(
-        self,
-        memory: Several,
-        context: Context,
-        draft: Draft,
-        verdict: Verdict,
-        scores: Scores,
+        self, memory: Several, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Keep the accepted path's entries in every cache."""
         stores = zip(self.models, memory.stores, self._own(scores.hidden), strict=True)

@@ -21,7 +21,7 @@ from outrider.drafters.automaton import Automaton, RequestHistory, Watched
 from outrider.drafters.memory import NoMemory, RowMemories
 from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
-from outrider.stats import STRENGTH, AcceptanceStats, bucket
+from outrider.stats import STRENGTH, AcceptanceStats, bucket, gains
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 LONGEST = 16  #: tokens of a suffix that are compared on a device
@@ -49,13 +49,8 @@ class SuffixRow:
 
     def gains(self, most: int) -> list[float]:
         """Tokens that a chain of n copies is expected to add, n = 0, 1, ..., `most`."""
-        match, odds = self.text.match, self.odds
-        expected, survives, gains = 0.0, 1.0, [0.0]
-        for size in range(match, match + most) if match else ():
-            survives *= odds.chance(bucket(size))
-            expected += survives
-            gains.append(expected)
-        return gains
+        match = self.text.match
+        return gains(self.odds.chances, match, most) if match else [0.0]
 
     def read(self, tokens: Sequence[int]) -> None:
         """The row goes on with these tokens."""

@@ -50,7 +50,6 @@ class Batch(NamedTuple):
 
     @inference
     def take(self, rows: Sequence[int]) -> "Batch":
-        """A copy of these rows, in this order."""
         context = self.context
         tokens = copy_rows(context.tokens_BL, rows)
         return Batch(
@@ -169,8 +168,10 @@ class Prefill:
         if shapes:
             rows = rows._replace(shaping=_shaping(target, requests))
         length_B = torch.tensor(lengths, device=device)
-        inputs = encoded(target, sources)
-        reference_BS = references(copied, inputs, target.vocab_size, device)
+        inputs = encoded(target, sources) if sources else None
+        reference_BS = None
+        if inputs is not None or any(copied):
+            reference_BS = references(copied, inputs, target.vocab_size, device)
         self.context = Context(
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )

@@ -23,28 +23,10 @@ from outrider.engine.beam_search.lookahead import LookaheadDepths
 from outrider.engine.draft_room import DraftRoom
 from outrider.engine.engine_run import EngineRun, Observer
 from outrider.engine.graph_pool import GraphPool, room_of
-from outrider.engine.graphs import (
-    ROOM,
-    Capture,
-    CudaCapture,
-    Graphed,
-    refusal,
-)
+from outrider.engine.graphs import ROOM, Capture, CudaCapture, Graphed, refusal
 from outrider.engine.outputs import StepOutput
-from outrider.engine.request import (
-    Logprobs,
-    Request,
-    StopConditions,
-    broadcast_setting,
-    token_ids,
-)
-from outrider.engine.speculation_policy import (
-    Adaptive,
-    FixedLength,
-    Planner,
-    measure,
-    named,
-)
+from outrider.engine.request import Logprobs, Request, StopConditions, broadcast_setting, token_ids
+from outrider.engine.speculation_policy import Adaptive, FixedLength, Planner, measure, named
 from outrider.engine.step import GraphedStep, spec_decode_step
 from outrider.errors import ConfigurationError, PromptError, out_of_memory
 from outrider.models import budget

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider import arguments, verifiers
+from outrider import arguments
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed
@@ -57,7 +57,15 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import PLAIN, Draft, DraftShape, Scores, StepTensors, Verdict, Verifier
+from outrider.types import (
+    PLAIN,
+    Draft,
+    DraftShape,
+    DrawKind,
+    Scores,
+    StepTensors,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -115,7 +123,7 @@ class EngineRun(Iterator[StepOutput]):
         lag = int(self._device.type == "cuda")
         #: What steps are timed with: as those that were measured (`measure`).
         self._seconds = time.thread_time if self._device.type == "cpu" else time.perf_counter
-        self._outputs = OutputProcessor(self._requests, self._size, lag, trace)
+        self._outputs = OutputProcessor(self._requests, lag, trace)
 
     # ------------------------------------------------------------------ requests come and go
 
@@ -129,30 +137,41 @@ class EngineRun(Iterator[StepOutput]):
             raise ConfigurationError(
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
-        target, asked, prompts, stops = self.engine.target, [], [], []
+        target, shaped = self.engine.target, False
         for number, request in enumerate(requests, self._requests.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.graphs is True:
                 graphs.check(request.sampling, number)
-            asked.append(request.sampling)
-            prompts.append(request.prompt)
-            stops.append(request.limits.stop_ids)
-        going = [entry.request.sampling for entry in self.states if not entry.over]
-        settings = logits_processors.validate(
-            asked, prompts, stops, target.vocab_size, self._device, self._requests.count, going
-        )
+            shaped = shaped or request.sampling.shapes
+        if shaped:
+            requests = self._validated(requests)
         numbers = []
-        for request, sampling in zip(requests, settings, strict=True):
+        for request in requests:
+            sampling = request.sampling
             if sampling.temperature:
-                self._verify_by(self.engine.choose_rule("some"))
+                rule, self.rule = self.rule, self.engine.choose_rule("some")
+                if self._graphed is not None and rule != self.rule:
+                    self._graphed = self.engine.graphed(self.rule, self._graphed)
             if sampling.seed is None:
-                sampling = replace(sampling, seed=fresh_seed())
-            if sampling is not request.sampling:
-                request = replace(request, sampling=sampling)
+                request = replace(request, sampling=replace(sampling, seed=fresh_seed()))
             numbers.append(self._requests.add(request))
         self._scheduler.queue.waiting += numbers
         return numbers
+
+    def _validated(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests with logits processors as they can be called at tree nodes."""
+        settings = logits_processors.validate(
+            [request.sampling for request in requests],
+            [request.prompt for request in requests],
+            [request.limits.stop_ids for request in requests],
+            self.engine.target.vocab_size,
+            self._device,
+            self._requests.count,
+            [entry.request.sampling for entry in self.states if not entry.over],
+        )
+        each = zip(requests, settings, strict=True)
+        return [replace(request, sampling=sampling) for request, sampling in each]
 
     def close(self) -> None:
         """Take no more requests."""
@@ -380,17 +399,9 @@ class EngineRun(Iterator[StepOutput]):
     def _give_back(self) -> None:
         """Leave the batch's buffers, and the graphs over them, to runs that come."""
         assert self._graphed is not None
-        self._learn(self._outputs.read())
-        self._scheduler.leave()
+        self._scheduler.leave()  # a step that is still on its way is waited for by nobody
         self._scheduler.batch = None
         self._graphed.release()
-
-    def _verify_by(self, rule: Verifier) -> None:
-        """Steps are verified by this rule from here on."""
-        if rule != self.rule:
-            self.rule = rule
-            if self._graphed is not None:
-                self._graphed = self.engine.graphed(rule, self._graphed)
 
     def _by_hand(self, batch: Batch) -> bool:
         """Whether a step needs Python: a row's own processors, an observer who may keep tensors.
@@ -409,15 +420,18 @@ class EngineRun(Iterator[StepOutput]):
         batch = self._scheduler.batch
         assert batch is not None
         lengths = [self._requests.entries[number].length for number in self._scheduler.rows]
-        bound = min(max(lengths) + self._outputs.ahead, self._scheduler.capacity - self._size)
+        ahead = len(self._outputs.in_flight) * self._size  # the host does not know of them yet
+        bound = min(max(lengths) + ahead, self._scheduler.capacity - self._size)
         unread = min(batch.context.unread, bound)  # longer rows may have left
         context = batch.context._replace(bound=bound, unread=unread, least=min(lengths))
         return batch._replace(context=context)
 
     def _free(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
-        greedy = all(request.sampling.temperature == 0 for request in requests)
-        return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
+        return self.rule.exact and (
+            DrawKind.COUPLED in self.rule.kinds
+            or all(request.sampling.temperature == 0 for request in requests)
+        )
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""

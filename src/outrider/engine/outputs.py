@@ -66,10 +66,6 @@ def _law(scores: Scores, nodes_BT: Tensor, law: ReportedProbs) -> Tensor:
     return (logits * inverse).log_softmax(-1)
 
 
-#: Log-probabilities of tokens, and of the likeliest beside each; None where nobody asked.
-RowLogprobs = tuple[list[float] | None, list[list[tuple[int, float]]] | None]
-
-
 @dataclass(frozen=True)
 class Trace:
     """What was proposed in one step and what became of it, for one row."""
@@ -104,8 +100,8 @@ class InFlightOutput:
     verdict: Verdict
     requests: list[int]
     traced: list[bool]  #: by row
+    wanted: list[Logprobs | None]  #: by row
     logprobs: dict[Logprobs, StepLogprobs] = field(default_factory=dict)  #: what rows ask for
-    wanted: list[Logprobs | None] | None = None  #: by row
     seconds: float = 0.0  #: what the step took of the host
     _block: list[torch.Tensor] = field(init=False, default_factory=list)
     _trace: list[torch.Tensor] = field(init=False, default_factory=list)
@@ -147,19 +143,18 @@ class InFlightOutput:
             tokens.tolist(), emitted, reason, accepted, drafted, overlap.tolist(), overlaps
         )
 
-    def logprobs_of(self, row: int, count: int) -> RowLogprobs:
-        """Of a row's first tokens: their log-probabilities, and the likeliest beside them."""
-        asked = None if self.wanted is None else self.wanted[row]
-        if asked is None:
-            return None, None
-        logs, ids, tops = (table[row, :count].tolist() for table in self.logprobs[asked])
-        if not asked.top:
-            return logs, None
-        return logs, [list(zip(*place, strict=True)) for place in zip(ids, tops, strict=True)]
+    def explained(self, row: int, told: StepOutput) -> StepOutput:
+        """What a row is told with what it asks for: log-probabilities, what was drafted."""
+        asked = self.wanted[row]
+        if asked is not None:
+            count = len(told.token_ids)
+            logs, ids, tops = (table[row, :count].tolist() for table in self.logprobs[asked])
+            places = zip(ids, tops, strict=True) if asked.top else ()
+            likeliest = [list(zip(*place, strict=True)) for place in places]
+            told = replace(told, logprobs=logs, likeliest=likeliest if asked.top else None)
+        return replace(told, trace=self._trace_of(row)) if self.traced[row] else told
 
-    def trace_of(self, row: int) -> Trace | None:
-        if not self.traced[row]:
-            return None
+    def _trace_of(self, row: int) -> Trace:
         tokens, parents, draws, path = self._trace
         shared = 0 if parents.shape[0] == 1 else row
         table = draws[0 if draws.shape[0] == 1 else row]
@@ -359,9 +354,11 @@ class RequestTable:
             reason = REASONS[block.reason[at]] if block.reason[at] else None
             if reason is not None:
                 self._over(entry, RequestStatus.ENDED, reason)
-            accepted, logs = min(block.accepted[at], len(ids)), output.logprobs_of(at, len(ids))
-            drafted, trace = block.drafted[at], output.trace_of(at)
-            blocks.append(StepOutput(number, ids, accepted, reason, drafted, trace, *logs))
+            accepted, drafted = min(block.accepted[at], len(ids)), block.drafted[at]
+            told = StepOutput(number, ids, accepted, reason, drafted)
+            if output.traced[at] or output.wanted[at] is not None:
+                told = output.explained(at, told)
+            blocks.append(told)
         self.ready += blocks
         return blocks
 
@@ -380,61 +377,50 @@ def _without_law(number: int, entry: RequestState) -> NumericalError:
 ReadOutput = tuple[InFlightOutput, list[StepOutput]]
 
 
+@dataclass
 class OutputProcessor:
     """Reads what steps emitted, `lag` steps late, and tells the table of requests.
 
-    size   nodes of the largest draft: the most tokens that a step adds to a row
     trace  of every request, not of those alone that ask
     """
 
-    def __init__(
-        self,
-        requests: RequestTable,
-        size: int,
-        lag: int,
-        trace: bool = False,
-    ) -> None:
-        self.lag = lag
-        self._requests, self._size, self._trace = requests, size, trace
-        self._in_flight: deque[InFlightOutput] = deque()
+    requests: RequestTable
+    lag: int
+    trace: bool = False
+    in_flight: deque[InFlightOutput] = field(init=False, default_factory=deque)
 
     @property
     def named(self) -> list[int]:
         """The requests that outputs on their way still name."""
-        return [number for output in self._in_flight for number in output.requests]
-
-    @property
-    def ahead(self) -> int:
-        """Tokens by which a row may be longer than the host knows."""
-        return len(self._in_flight) * self._size
+        return [number for output in self.in_flight for number in output.requests]
 
     def collect(self, made: GraphedStep, numbers: Sequence[int]) -> InFlightOutput:
         """What a step emitted for these requests, its rows, on its way to the host."""
         wanted, traced = [], []
         logprobs: dict[Logprobs, StepLogprobs] = {}
         for number in numbers:
-            request = self._requests.entries[number].request
+            request = self.requests.entries[number].request
             asked = request.logprobs
             if asked is not None and asked not in logprobs:
                 logprobs[asked] = gather_logprobs(made.scores, made.verdict, made.block, asked)
             wanted.append(asked)
-            traced.append(self._trace or request.trace)
+            traced.append(self.trace or request.trace)
         return InFlightOutput(
-            made.block, made.draft, made.verdict, list(numbers), traced, logprobs, wanted
+            made.block, made.draft, made.verdict, list(numbers), traced, wanted, logprobs
         )
 
     def process(self, output: InFlightOutput, seconds: float) -> list[ReadOutput]:
         """A step is done, in so many seconds: read it, or the one before it while it is running."""
         output.seconds = seconds
-        self._in_flight.append(output)
-        if self.lag and all(self._requests.entries[number].over for number in output.requests):
+        self.in_flight.append(output)
+        if self.lag and all(self.requests.entries[number].over for number in output.requests):
             return self.read()
         return self.read(self.lag)
 
     def read(self, left: int = 0) -> list[ReadOutput]:
         """Read what is on its way, all but the last few steps: each is told once."""
         done = []
-        while len(self._in_flight) > left:
-            output = self._in_flight.popleft()
-            done.append((output, self._requests.record(output)))
+        while len(self.in_flight) > left:
+            output = self.in_flight.popleft()
+            done.append((output, self.requests.record(output)))
         return done

@@ -86,14 +86,7 @@ def decoded(
         return beam_generate.searched(
             engine, rows, wanted, lambda texts: generate_call.of_text(model, texts, width, more)
         )
-    call = GenerateCall(
-        engine,
-        rows,
-        processors,
-        asked.criteria,
-        asked.config,
-        asked.streamer,
-    )
+    call = GenerateCall(engine, rows, processors, asked.criteria, asked.config, asked.streamer)
     return _output(model, asked, call.result()), call.run.stats
 
 

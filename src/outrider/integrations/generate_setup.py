@@ -31,10 +31,7 @@ from outrider.models import (
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read
 from outrider.models.cross_tokenizer_model import TranslatedModel
-from outrider.models.layer_subset import (
-    LayerSubset,
-    LayerSubsetSource,
-)
+from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.model_lock import CONFIGURATION
 from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.models.token_remap import VocabularyMap, vocabulary_map

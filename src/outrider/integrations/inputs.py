@@ -79,13 +79,7 @@ def _counts_behind_padding(model: PreTrainedModel, input_ids: Tensor, mask: Tens
     return bool(((positions == mask.cumsum(1) - 1) | (mask == 0)).all())
 
 
-_UNDERSTOOD = {
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
-}
+_UNDERSTOOD = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 #: The same for encoder-decoders; and whatever else their encoder has read by now.
 _UNDERSTOOD_BESIDE_A_SOURCE = {
     "attention_mask",

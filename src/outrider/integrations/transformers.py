@@ -26,7 +26,6 @@ from transformers.generation import utils as _utils
 
 from outrider import ops
 from outrider.errors import BackendUnavailable
-from outrider.ops import backend
 from outrider.tree import chain, children
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Tree
 
@@ -196,7 +195,7 @@ def _on_device(
     draft, scores = _as_draft(ids, candidate_logits, new_logits, gamma)
     seed = torch.randint(-(2**62), 2**62, (1,), device=device)
     draws = Draws(seed, torch.zeros_like(seed), uniform_BNK=_pad(uniform, gamma + 1))
-    verdict = backend.load("triton").ops["verify:chain"](draft, scores, draws)
+    verdict = ops.load_backend("triton").ops["verify:chain"](draft, scores, draws)
     n = int(verdict.count_B)  # the one host read: the caller needs n + 1 tokens
     drafted = ids[:, ids.shape[1] - gamma : ids.shape[1] - gamma + n]
     return torch.cat([drafted, verdict.next_B[:, None]], 1), verdict.count_B[0]

@@ -126,7 +126,6 @@ class Cross:
         return self._masks[queries]
 
     def take(self, rows: Sequence[int]) -> "Cross":
-        """A copy of these rows, in this order."""
         table = torch.cat([self.table[:, :0], *(self.table[:, r : r + 1] for r in rows)], 1)
         return Cross(table, [self.slots[row] for row in rows], self.most, self.kept)
 

@@ -226,10 +226,7 @@ def _product_rows(
 
 
 def _alike(
-    run: Callable[[slice], Tensor],
-    most: int,
-    counts: Sequence[int],
-    steps: Sequence[int] = _STEPS,
+    run: Callable[[slice], Tensor], most: int, counts: Sequence[int], steps: Sequence[int] = _STEPS
 ) -> PaddingPolicy:
     """Counts whose rows have the bits that they have in calls of a few; `run` computes some rows.
 

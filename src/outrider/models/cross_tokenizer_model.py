@@ -18,11 +18,7 @@ from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMism
 from outrider.models.config import read
 from outrider.models.model_wrapper import ModelWrapper
 from outrider.models.prefill import CHUNK, causal, width
-from outrider.models.token_remap import (
-    RetokenizedText,
-    VocabularyMap,
-    common_prefix_length,
-)
+from outrider.models.token_remap import RetokenizedText, VocabularyMap, common_prefix_length
 from outrider.tree import numbers
 from outrider.types import Cache, Inputs, LanguageModel, Nodes, Output
 
@@ -68,7 +64,6 @@ class TranslatedCache:
         self.own, self.rows, self.capacity = own, rows, capacity
 
     def take(self, rows: Sequence[int]) -> "TranslatedCache":
-        """A copy of these rows, in this order."""
         texts = [self.rows[row].copy() for row in rows]
         return TranslatedCache(self.own.take(rows), texts, self.capacity)
 
@@ -263,11 +258,7 @@ class TranslatedModel(ModelWrapper[LanguageModel]):
         return self.model.forward(cache.own, nodes, last=last).logits_BQV
 
     def _tree(
-        self,
-        cache: TranslatedCache,
-        nodes: Nodes,
-        slots: list[list[int]],
-        tokens: list[list[int]],
+        self, cache: TranslatedCache, nodes: Nodes, slots: list[list[int]], tokens: list[list[int]]
     ) -> Tensor:
         """The draft's logits [B, Q, V'] at the nodes of a tree below the texts."""
         device = torch.device(self.model.device)

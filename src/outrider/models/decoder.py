@@ -144,12 +144,10 @@ class TreeDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs must lie."""
         return self.runner.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
         return self.runner.dtype
 
     @property
@@ -159,12 +157,10 @@ class TreeDecoder:
 
     @property
     def trees(self) -> bool:
-        """Whether drafts may branch."""
         return self.runner.trees
 
     @property
     def trees_alike(self) -> bool:
-        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
         return self.dtype.itemsize >= 4 or self.rounding.trees
 
     @property
@@ -173,11 +169,9 @@ class TreeDecoder:
         return not self.recurrent
 
     def width(self, slots: int) -> int:
-        """The least visible width of so many slots: calls of these widths round alike."""
         return self.rounding.width(slots)
 
     def examine(self, inputs: Inputs) -> None:
-        """Refuse inputs that the model cannot read: ConfigurationError."""
         if self.runner.reader is None:
             raise ConfigurationError(
                 "this model reads text alone; got inputs of another kind; leave inputs out, or "

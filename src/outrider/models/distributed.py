@@ -295,11 +295,9 @@ class ShardedCache:
 
     @property
     def capacity(self) -> int:
-        """Slots of a row."""
         return self.own.capacity
 
     def take(self, rows: Sequence[int]) -> "ShardedCache":
-        """A copy of these rows, in this order."""
         some = ShardedCache(self.own.take(rows), self._wire, self._numbers)
         self._wire.later(TakeRows(self.number, some.number, tuple(rows)))
         return some

@@ -149,12 +149,10 @@ class TransformersRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs must lie."""
         return self._placed or torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 

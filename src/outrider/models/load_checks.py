@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.errors import (
-    ConfigurationError,
-    NumericalError,
-    UnsupportedModel,
-    VocabularyMismatch,
-)
+from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel, VocabularyMismatch
 from outrider.models import TreeDecoder, weight_only
 from outrider.models.config import read
 from outrider.models.decoder import media_of
@@ -52,9 +47,7 @@ _ADVICE = (
 
 
 def vocabulary(
-    target_tokenizer: Tokenizer | None,
-    draft_tokenizer: Tokenizer | None,
-    sizes: dict[str, int],
+    target_tokenizer: Tokenizer | None, draft_tokenizer: Tokenizer | None, sizes: dict[str, int]
 ) -> int:
     """The common vocabulary size: both outputs are cut to the tokenizer's.
 

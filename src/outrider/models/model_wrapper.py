@@ -45,7 +45,6 @@ class ModelWrapper(Generic[M, C]):
 
     @property
     def trees_alike(self) -> bool:
-        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
         return self.model.trees_alike
 
     @property
@@ -58,7 +57,6 @@ class ModelWrapper(Generic[M, C]):
         return self.model.width(slots)
 
     def examine(self, inputs: Inputs) -> None:
-        """Refuse inputs that the model cannot read: ConfigurationError."""
         self.model.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
@@ -66,19 +64,12 @@ class ModelWrapper(Generic[M, C]):
         return self.model.encode(inputs)
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> C:
-        """An empty cache."""
         made: C = self.model.open(rows, capacity, inputs)
         return made
 
     def forward(
-        self,
-        cache: C,
-        nodes: Nodes,
-        *,
-        last: int | None = None,
-        aux_layers: tuple[int, ...] = (),
+        self, cache: C, nodes: Nodes, *, last: int | None = None, aux_layers: tuple[int, ...] = ()
     ) -> Output:
-        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
         return self.model.forward(cache, nodes, last=last, aux_layers=aux_layers)
 
     def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:

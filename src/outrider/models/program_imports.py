@@ -17,6 +17,7 @@ a library.
 import functools
 import hashlib
 import importlib
+import logging
 import marshal
 import os
 import pickle
@@ -31,7 +32,10 @@ from types import ModuleType
 from typing import Any
 
 from outrider import lazy
+from outrider.errors import first_line
 from outrider.models import calibrate
+
+_log = logging.getLogger(__name__)
 
 #: What every model needs, and which of it imports what there are stand-ins for.
 _IMPORTED = ("modeling_utils", "masking_utils", "generation", "models.llama.modeling_llama")
@@ -48,14 +52,28 @@ def import_lean() -> None:
         return
     from torch import distributed  # torch itself has no part in what follows
 
-    with lazy.uncollected(), ExitStack() as meanwhile:
-        meanwhile.enter_context(_instead(distributed, "is_available", lambda: False))
-        for name, names in _stand_ins().items():
-            meanwhile.enter_context(_stands_in(name, names))
-        meanwhile.enter_context(_exports_kept())
-        for part in _IMPORTED:
-            importlib.import_module(f"transformers.{part}")
-    _imported_lean = True
+    try:
+        with lazy.uncollected(), ExitStack() as meanwhile:
+            meanwhile.enter_context(_instead(distributed, "is_available", lambda: False))
+            for name, names in _stand_ins().items():
+                meanwhile.enter_context(_stands_in(name, names))
+            meanwhile.enter_context(_exports_kept())
+            _import_all()
+        _imported_lean = True
+    except Exception as error:  # whatever an installed package of somebody's asks for meanwhile
+        for name in [each for each in sys.modules if each.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        _import_all()
+        _log.warning(
+            "transformers was imported in full, which takes longer: %s: %s",
+            type(error).__name__,
+            first_line(error),
+        )
+
+
+def _import_all() -> None:
+    for part in _IMPORTED:
+        importlib.import_module(f"transformers.{part}")
 
 
 def run_lean(entry: bytes, *given: object) -> None:

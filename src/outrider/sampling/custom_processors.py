@@ -178,8 +178,7 @@ def _tried(
     tails = torch.tensor([[ways[i]] for i in order], device=device)
     try:
         stack = processor(
-            torch.cat([base.expand(len(order), -1), tails], 1),
-            logits.repeat(len(order), 1),
+            torch.cat([base.expand(len(order), -1), tails], 1), logits.repeat(len(order), 1)
         )
         alone = torch.cat([first[i] for i in order])
         # sums over a stack may round otherwise than over one row

@@ -37,10 +37,7 @@ from outrider.server.request_parsing import RequestParser
 from outrider.server.responses_api import ResponseDraft, ResponseStore, ResponsesWriter
 from outrider.server.responses_bodies import ResponsesBody
 from outrider.server.serving import Events, RequestHandler, Serving, running
-from outrider.server.serving_transcription import (
-    TranscriptionForm,
-    TranscriptionHandler,
-)
+from outrider.server.serving_transcription import TranscriptionForm, TranscriptionHandler
 from outrider.server.tokens_api import (
     DetokenizeBody,
     TokenizeBody,
@@ -153,11 +150,7 @@ def build_app_for(engine: EngineClient, service: ServerConfig) -> Server:
     _about(app, known, service, engine, counts)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
     site: App = AuthLimitMiddleware(
-        app,
-        tuple(service.keys),
-        free,
-        others=others,
-        hosts=tuple(service.hosts),
+        app, tuple(service.keys), free, others=others, hosts=tuple(service.hosts)
     )
     if service.origins:  # in front of the guard: a browser asks whether it may without a key
         origins = list(service.origins)

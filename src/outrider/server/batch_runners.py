@@ -53,7 +53,6 @@ class TranscriptionRunner:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
         return not self._going
 
     def submit(self, request: TranscriptionRequest) -> int:
@@ -82,7 +81,6 @@ class TranscriptionRunner:
         return TranscriptionOutput(number, segments, "stop", one.transcripts[0])
 
     def end(self, number: int, reason: str) -> None:
-        """Nobody wants it any more."""
         self._going.pop(number, None)
 
     def release(self, number: int) -> None:
@@ -123,7 +121,6 @@ class PromptScores:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
         return not self._going
 
     def submit(self, request: Request) -> int:
@@ -167,7 +164,6 @@ class PromptScores:
         one.read = stop
 
     def end(self, number: int, reason: str) -> None:
-        """Nobody wants it any more."""
         self._going.pop(number, None)
 
     def release(self, number: int) -> None:

@@ -83,6 +83,12 @@ def build_engine(
     most_still  seconds without a turn's end after which it is given up; None: never
     """
     engine = speculator.engine
+    if speculator.opening is not None and speculator.hearing is None:
+        raise ConfigurationError(
+            "requests are prompts that a model goes on from; got an encoder-decoder, which reads a "
+            "source beside its own text; use `outrider generate --source`, or a list of sources in "
+            "Python: outrider.load(MODEL).generate(SOURCES)"
+        )
     ahead = _measurements(engine, 1 if speculator.hearing is not None else room.max_num_seqs)
     if not room.ready_first:
         deque(ahead, maxlen=0)

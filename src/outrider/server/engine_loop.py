@@ -20,10 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
-from outrider.server.batch_runners import (
-    TranscriptionOutput,
-    TranscriptionRequest,
-)
+from outrider.server.batch_runners import TranscriptionOutput, TranscriptionRequest
 
 STILL_SECONDS = 120.0  #: without the end of a turn, after which an engine is taken to stand still
 

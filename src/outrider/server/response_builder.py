@@ -160,7 +160,6 @@ class CompletionFormat:
     chunk: ClassVar[str] = "text_completion"
 
     def message(self, text: str, choice: ChoiceState) -> JsonObject:
-        """A whole text."""
         return {"text": text}
 
     def delta(self, text: str, choice: ChoiceState, last: bool) -> JsonObject:
@@ -250,7 +249,6 @@ class ResponseBuilder:
         }
 
     def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> JsonObject:
-        """The answer in one piece."""
         written = [
             self._piece(
                 choice, self.form.message(self._text(choice, echo), choice), 0, choice.reason

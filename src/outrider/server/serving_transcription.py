@@ -17,18 +17,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outrider.errors import AudioError, OutriderError
-from outrider.server.batch_runners import (
-    SPEECH,
-    TranscriptionOutput,
-    TranscriptionRequest,
-)
+from outrider.server.batch_runners import SPEECH, TranscriptionOutput, TranscriptionRequest
 from outrider.server.engine_client import EngineClient
-from outrider.server.engine_loop import (
-    Broken,
-    EngineRequest,
-    EngineStoppedError,
-    QueueFullError,
-)
+from outrider.server.engine_loop import Broken, EngineRequest, EngineStoppedError, QueueFullError
 from outrider.server.errors import APIError, response, to_response, unknown_model
 from outrider.server.messages import JsonObject
 from outrider.server.metrics import ServerMetrics

@@ -20,12 +20,7 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Logprobs, Request, StopConditions, check
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.sampling.timestamps import Timestamps
-from outrider.speech.settings import (
-    TranscribeSettings,
-    compression_ratio,
-    needs_fallback,
-    silent,
-)
+from outrider.speech.settings import TranscribeSettings, compression_ratio, needs_fallback, silent
 from outrider.speech.speech_model import WhisperModel
 from outrider.stats import RequestStats
 from outrider.types import Inputs

@@ -185,7 +185,6 @@ class SequentialWindows:
 
     @property
     def done(self) -> bool:
-        """Whether all have been heard."""
         return self._seek >= self._sound.count and not self._waits
 
     def take(self) -> AudioWindow | None:
@@ -245,7 +244,6 @@ class IndependentWindows:
 
     @property
     def done(self) -> bool:
-        """Whether all have been heard."""
         return self._next >= self._count
 
     def take(self) -> AudioWindow | None:

@@ -139,7 +139,6 @@ class MetaModel:
         raise ValueError(f"a model of text alone encodes nothing; got {type(inputs).__name__}")
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> MetaCache:
-        """An empty cache."""
         return MetaCache(capacity)
 
     def forward(

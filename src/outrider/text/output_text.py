@@ -404,11 +404,12 @@ class IncrementalText:
 # Blocks of text as they are decoded.
 
 
+@dataclass(eq=False)
 class Stream(Iterator[TextBlock]):
     """Blocks of text as they are decoded. Stopping to iterate early loses nothing."""
 
-    def __init__(self, run: EngineRun, answers: Sequence[IncrementalText]) -> None:
-        self.run, self._answers = run, answers
+    run: EngineRun
+    _answers: Sequence[IncrementalText]
 
     def drain(self) -> None:
         """Decode to the end. Rows without stop strings become text once, not block by block."""

@@ -35,16 +35,13 @@ class TranscribingModel:
 
     @property
     def rate(self) -> int:
-        """Samples per second that it hears."""
         return self.media.rate
 
     def sampling(self, temperature: float, seed: int, prompt: Sequence[int]) -> SamplingParams:
-        """With the rules that the model's generation configuration has for tokens."""
         own = SamplingParams(temperature, seed=seed)
         return ruled(own, self.defaults.rules_without(len(prompt)))
 
     def limits(self, most: int) -> StopConditions:
-        """Where a text ends."""
         return StopConditions(most, self.eos_ids)
 
     def within(self, limits: StopConditions, sound: Inputs | MultiModalInputs) -> StopConditions:
@@ -68,13 +65,11 @@ class TranscriptionPrompts(TranscribingModel):
 
     @cached_property
     def longest(self) -> float:
-        """Seconds of a window, at most."""
         return min(SECONDS, self.media.most_seconds)
 
     def asked(
         self, samples: Samples, language: str | None, told: str | None
     ) -> tuple[list[int], MultiModalInputs]:
-        """The prompt that asks for what is said, and the sound beside it."""
         request = found(self.media.processor, "apply_transcription_request")
         if request is None:
             text = INSTRUCTION if told is None else told
@@ -202,5 +197,4 @@ class SourceTranscription(TranscribingModel):
         return replace(limits, max_new_tokens=most)
 
     def answer_text(self, tokens: Sequence[int]) -> str:
-        """The text of an answer."""
         return self.text(tokens)

@@ -124,12 +124,7 @@ class Trainer:
     """A head with its optimisers, its texts and its checkpoint."""
 
     def __init__(
-        self,
-        student: Student,
-        texts: Sequence[Features],
-        vocab_size: int,
-        plan: Plan,
-        folder: Path,
+        self, student: Student, texts: Sequence[Features], vocab_size: int, plan: Plan, folder: Path
     ) -> None:
         self.student, self.plan, self.folder = student, plan, folder
         module = student.module

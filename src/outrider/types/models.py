@@ -20,15 +20,7 @@ SEEN = frozenset({"cross_attention_mask", "image_attention_mask"})
 _PLACES = "image_embeds_position_mask"  #: [1, L]: 1 where an image stands (Kosmos)
 _TYPES = "token_type_ids"  #: [1, L]: 0 for tokens that see each other (PaliGemma)
 #: Names of tensors [1, L, ...] that have a place for each token of the prompt.
-PER_TOKEN = frozenset(
-    {
-        "attention_mask",
-        *SEEN,
-        _PLACES,
-        "mm_token_type_ids",
-        _TYPES,
-    }
-)
+PER_TOKEN = frozenset({"attention_mask", *SEEN, _PLACES, "mm_token_type_ids", _TYPES})
 
 
 @dataclass(frozen=True)
@@ -192,7 +184,6 @@ class Encoded(NamedTuple):
     mask_BT: Tensor  #: bool: which states are there
 
     def take(self, rows: Sequence[int]) -> "Encoded":
-        """A copy of these rows, in this order."""
         return Encoded(*(copy_rows(table, rows) for table in self))
 
     def put(self, into: Sequence[int], other: "Encoded") -> "Encoded":
@@ -218,7 +209,6 @@ class Inputs(NamedTuple):
     draft: "Inputs | None" = None  #: for a draft model whose encoder reads something else
 
     def take(self, rows: Sequence[int]) -> "Inputs":
-        """A copy of these rows, in this order."""
         return Inputs(*(gather_rows(part, rows) for part in self))
 
     def put(self, into: Sequence[int], other: "Inputs") -> "Inputs":

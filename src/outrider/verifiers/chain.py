@@ -94,13 +94,6 @@ def left_after(chain: Chain, count_B: Tensor) -> Tensor:
     return torch.where(refused(chain, count_B), rest, here)
 
 
-def residuals(chain: Chain) -> Tensor:
-    """[B, N, V]: `left_after` at every node."""
-    rest = ops.residual(chain.law_BNV[:, :-1], chain.guess_BDV)
-    rest = torch.where(chain.there_BD[..., None], rest, chain.law_BNV[:, :-1])
-    return torch.cat([rest, chain.law_BNV[:, -1:]], 1)
-
-
 def chances(favour: Tensor, against: Tensor, most: float = 1.0) -> Tensor:
     """min(most, favour / against); with most 1 the probability that u against < favour."""
     ratio = (favour / torch.where(against > 0, against, 1.0)).clamp(max=most)

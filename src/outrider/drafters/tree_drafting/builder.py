@@ -264,9 +264,8 @@ def _kinds(
     nodes: int, most: int, kinds: tuple[DrawKind, ...], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Constants [1, N, K]: each draw's kind, its node's number (-1: nothing is drawn), and -1."""
-    by_rank = [
-        kinds[min(rank, len(kinds) - 1)] if kinds else DrawKind.FIXED for rank in range(most)
-    ]
+    kinds = kinds or (DrawKind.FIXED,)
+    by_rank = (kinds + kinds[-1:] * most)[:most]
     kind = torch.tensor(by_rank, device=device, dtype=torch.int64).expand(1, nodes, -1)
     node = numbers(nodes, device)[None, :, None].expand(1, -1, most)
     none = torch.full_like(node, -1)

@@ -180,8 +180,8 @@ def expand(
         laws, known_K = [], None
         for source in sources:
             output = source.output(tree, level)
-            if trim and not level.depth:
-                few = _among(context, output)
+            if trim and not level.depth and output.ids_K is not None:
+                few = _among(context, output.ids_K)
             if few is None or output.ids_K is None:
                 laws.append(law_at(output.logits_BQV, tree, level, context.sampling))
             else:
@@ -194,14 +194,14 @@ def expand(
     return tree
 
 
-def _among(context: Context, output: Output) -> SamplingRows | None:
-    """Sampling parameters over the tokens that an output is of; None: they must be over all."""
+def _among(context: Context, ids_K: Tensor) -> SamplingRows | None:
+    """Sampling parameters over the tokens that a law is of; None: they must be over all."""
     sampling = context.sampling
-    if output.ids_K is None or sampling.greedy != "all":
+    if sampling.greedy != "all":
         return None
     if sampling.shaping is None:
         return sampling
-    shaping = among(sampling.shaping, output.ids_K, context.least)
+    shaping = among(sampling.shaping, ids_K, context.least)
     return None if shaping is None else sampling._replace(shaping=shaping)
 
 

@@ -266,10 +266,7 @@ def shaper(
             tokens_BL = torch.tensor([text.tokens() for text in texts], device=logs_WV.device)
             length = tokens_BL.shape[1]
             context = Context(
-                tokens_BL,
-                torch.full((len(texts),), length, device=logs_WV.device),
-                length,
-                own,
+                tokens_BL, torch.full((len(texts),), length, device=logs_WV.device), length, own
             )
             logs_W1V = logits_processors.apply(logs_W1V, many, context, tokens_BL[:, -1:], root)
         if drawn:

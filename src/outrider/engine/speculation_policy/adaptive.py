@@ -30,7 +30,7 @@ from outrider.engine.speculation_policy.protocol import (
     StepReport,
 )
 from outrider.errors import ConfigurationError
-from outrider.types import DraftShape
+from outrider.types import PLAIN, DraftShape
 
 SURE = 2.0  #: what reading must be expected to bring, of what it takes, by a guess
 KNOWN, SURE_KNOWN = 32, 1.5  #: looks behind which it is no guess, and what it must bring then
@@ -47,15 +47,9 @@ class AdaptiveState:
     """What a run of `Adaptive` has shown so far."""
 
     def __init__(
-        self,
-        shapes: Sequence[DraftShape],
-        costs: Costs,
-        before: SharedEstimates,
-        credit: ReadingCredit,
-        prices: CostModel,
+        self, costs: Costs, before: SharedEstimates, credit: ReadingCredit, prices: CostModel
     ) -> None:
         self.drafts, self.deepest = prices.drafts, prices.deepest
-        self.plain = next(shape for shape in shapes if not shape.max_depth)
         self.prices, self.costs = prices, costs
         self.rows: dict[int, RowMemory] = {}
         self.before, self.pool = before, SharedEstimates(before)
@@ -91,7 +85,7 @@ class AdaptiveState:
         Where blocks are told late: the smallest shape that has room for what was drafted.
         """
         if not drafted:
-            return self.plain
+            return PLAIN
         if not told_late:
             return memory.asked
         return next((shape for shape in self.drafts if shape.max_nodes > drafted), self.drafts[-1])
@@ -142,14 +136,14 @@ class Adaptive:
             drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
             prices = CostModel(costs, drafts)
         self._prices[:] = [(shapes, prices)]
-        return AdaptiveState(shapes, costs, self._before, self._credit, prices)
+        return AdaptiveState(costs, self._before, self._credit, prices)
 
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
         rows, state.rest = view.rows, 0
         state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts or (view.dropped and view.free):
-            return state.plain
+            return PLAIN
         if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
             state.rows = {row.number: state.memory(row) for row in rows}
         state.reading = state.costs.read_on(view.unread, len(rows))
@@ -161,17 +155,17 @@ class Adaptive:
                 return state.drafts[best]
             memory.vain += 1
             state.rest = min(memory.vain // VAIN_LOOKS, LONGEST_REST)
-            return state.plain
+            return PLAIN
         if view.free and state.rests and state.rests == _who(state):
             if rows[0].foresee is None:
-                return state.drafts[0] if _due(state, state.loses) else state.plain
+                return state.drafts[0] if _due(state, state.loses) else PLAIN
             if state.pause:
                 state.pause -= 1
-                return state.plain
+                return PLAIN
         memories = [state.memory(row) for row in rows]
-        levels = (LEVEL, LEVEL)
+        levels: Sequence[float] = (LEVEL, LEVEL)
         if view.free:  # what a row shows is its own already: alone it is not told it once more
-            levels = state.pool.levels if len(rows) > 1 else state.before.levels
+            levels = (state.pool if len(rows) > 1 else state.before).level.chances
         gains = [
             memory.gains(row, state.drafts, state.deepest, levels[memory.greedy])
             for row, memory in zip(rows, memories, strict=True)
@@ -179,7 +173,7 @@ class Adaptive:
         if not view.free:
             return _apart(state, memories, gains)
         best = _jointly(state, memories, gains)
-        return state.plain if best < 0 else state.drafts[best]
+        return PLAIN if best < 0 else state.drafts[best]
 
     def learn(self, state: AdaptiveState, step: StepReport) -> AdaptiveState:
         """Count what was looked at, row by row, and what it took."""
@@ -196,7 +190,7 @@ class Adaptive:
         state.steps += 1
         state.bare += step.nodes == 1
         if step.nodes == 1 and view.free:
-            state.credit.earn(1)
+            state.credit.steps += 1
         for block in step.blocks:
             memory = state.rows.get(block.row)
             if memory is None:
@@ -222,7 +216,7 @@ class Adaptive:
                 del state.rows[block.row]
                 if view.free:
                     wrote = {row.number: row.length - len(row.request.prompt) for row in view.rows}
-                    state.credit.ended(wrote.get(block.row, 0) + len(block.token_ids))
+                    state.credit.lengths.append(wrote.get(block.row, 0) + len(block.token_ids))
         if view.free and step.milliseconds is not None:
             prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
@@ -257,7 +251,7 @@ def _jointly(
     if len(rows) == 1:  # without a draft it is a plain step: how often matters to no choice
         total, rate = gains[0], memories[0].speed / prices.plain
     else:
-        believed = state.pool.supplies
+        believed = state.pool.supply.chances
         supplies = [
             memory.supply(row, believed[memory.greedy])
             for memory, row in zip(memories, rows, strict=True)
@@ -269,18 +263,18 @@ def _jointly(
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
-    best = _best(total, prices, rate, _dared(state, rows[0], memories))
+    best = _best(state, rows[0], memories, total, prices, rate)
     reading = rate * state.reading
     if best >= 0 and reading:
         each = 1 + total[best] / len(rows)
         worth = total[best] - rate * prices.more[best]
-        known = min(state.pool.looks(memory.greedy) for memory in memories) >= KNOWN
+        known = min(state.pool.looks[memory.greedy] for memory in memories) >= KNOWN
         ahead = sum(map(state.credit.ahead, rows)) / len(rows)
         if worth * ahead / each < (SURE_KNOWN if known else SURE) * reading:
             best = -1
     if best >= 0:
         state.wait.reset()
-        state.credit.paid()
+        state.credit.vain = 1
         state.rests = ()
     elif reading and (look := _look(state, prices, rate)) >= 0:
         return look
@@ -334,17 +328,17 @@ def _apart(
     for row, memory, gain in zip(state.view.rows, memories, gains, strict=True):
         full = state.prices.of(most, row.length)
         share = StepPrices(full.plain / most, tuple(more / most for more in full.more))
-        best = _best(gain, share, memory.speed / share.plain, _dared(state, row, [memory]))
+        best = _best(state, row, [memory], gain, share, memory.speed / share.plain)
         if best >= 0:
             memory.wait.reset()
         elif row.foresee is None:
             loses = max(memory.speed / share.plain * share.more[0] - gain[0], 0.0)
             best = 0 if memory.wait.over(loses / memory.speed) else -1
-        memory.asked = state.plain if best < 0 else state.drafts[best]
+        memory.asked = PLAIN if best < 0 else state.drafts[best]
         chosen.append(best)
     widest = max(chosen)
     if widest < 0:
-        return state.plain
+        return PLAIN
     shape = state.drafts[widest]
     if min(chosen) == widest:
         return shape
@@ -353,20 +347,24 @@ def _apart(
     return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in asked))
 
 
-def _dared(state: AdaptiveState, row: PlannedRow, memories: Sequence[RowMemory]) -> float:
-    """Plain steps that a draft may take longer: what drafts have brought of late, and DARE more.
+def _best(
+    state: AdaptiveState,
+    row: PlannedRow,
+    memories: Sequence[RowMemory],
+    gains: Sequence[float],
+    prices: StepPrices,
+    rate: float,
+) -> int:
+    """The draft that is worth most at this rate; -1: none is worth anything, or takes too long.
 
-    Of copies other texts' odds are a guess, and behind long texts, where nodes are dear, a deep
-    draft would bet on it. Who foresees has read the text itself; a draft model that reads prompts
-    is about as good everywhere, and short drafts would not bring back what reading took.
+    It may take as many plain steps longer as drafts have brought of late, and DARE more. Of copies
+    other texts' odds are a guess, and behind long texts, where nodes are dear, a deep draft would
+    bet on it. Who foresees has read the text itself; a draft model that reads prompts is about as
+    good everywhere, and short drafts would not bring back what reading took.
     """
-    if row.foresee is not None or state.costs.reading:
-        return inf
-    return DARE + sum(memory.tokens - memory.time for memory in memories) / len(memories)
-
-
-def _best(gains: Sequence[float], prices: StepPrices, rate: float, dared: float = inf) -> int:
-    """The draft that is worth most at this rate; -1: none is worth anything, or takes too long."""
+    dared = inf
+    if row.foresee is None and not state.costs.reading:
+        dared = DARE + sum(memory.tokens - memory.time for memory in memories) / len(memories)
     best, most = -1, 0.0
     for at, (gain, more) in enumerate(zip(gains, prices.more, strict=True)):
         worth = gain - rate * more

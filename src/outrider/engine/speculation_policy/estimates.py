@@ -2,6 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from outrider.engine.speculation_policy.prices import StepPrices
@@ -25,6 +27,7 @@ FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
 
+@dataclass(slots=True)
 class Backoff:
     """Plain steps until a draft that does not pay is looked at again: 8, 16, 32, 64, 64, ...
 
@@ -36,10 +39,8 @@ class Backoff:
     [24, 49]
     """
 
-    __slots__ = ("_length", "_waited")
-
-    def __init__(self) -> None:
-        self._waited, self._length = 0, FIRST
+    _waited: int = 0
+    _length: int = FIRST
 
     def over(self, loses: float = 0.0) -> bool:
         """Count a plain step; whether a draft is due in its place.
@@ -57,6 +58,7 @@ class Backoff:
         self._waited, self._length = 0, FIRST
 
 
+@dataclass(slots=True)
 class ReadingCredit:
     """What looks may cost where a draft model has to read a prompt before it can be looked at.
 
@@ -65,37 +67,35 @@ class ReadingCredit:
     written by then, or of what three of four of the last `RECALLED` requests wrote.
 
     >>> credit = ReadingCredit()
-    >>> credit.spend(12.0, 512), credit.earn(700), credit.spend(12.0, 192), credit.spend(12.0, 512)
-    (False, None, False, True)
-    >>> credit.earn(700), credit.spend(12.0, 512), credit.earn(700), credit.spend(12.0, 512)
-    (None, False, None, True)
+    >>> credit.spend(12.0, 512)
+    False
+    >>> credit.steps += 700
+    >>> credit.spend(12.0, 192), credit.spend(12.0, 512)
+    (False, True)
+    >>> credit.steps += 700
+    >>> credit.spend(12.0, 512)
+    False
+    >>> credit.steps += 700
+    >>> credit.spend(12.0, 512)
+    True
     """
 
-    __slots__ = ("_lengths", "_steps", "_vain")
-
-    def __init__(self) -> None:
-        self._steps, self._vain = 0.0, 1
-        self._lengths: deque[int] = deque(maxlen=RECALLED)
-
-    def earn(self, steps: float) -> None:
-        """So many plain steps were made."""
-        self._steps += steps
-
-    def ended(self, tokens: int) -> None:
-        """A request has written so many."""
-        self._lengths.append(tokens)
+    steps: float = 0.0  #: plain ones since the last look
+    vain: int = 1  #: what looks behind others that were in vain need more; 1 once drafts pay
+    #: what requests have written
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RECALLED))
 
     def writes(self, row: PlannedRow) -> int:
         """Tokens that a row writes in all, to count on: its budget may be larger than any text.
 
         >>> from outrider.engine.request import Request
         >>> row, credit = PlannedRow(0, Request([1, 2]), 12), ReadingCredit()
-        >>> credit.writes(row), [credit.ended(n) for n in (90, 70, 80)], credit.writes(row)
-        (10, [None, None, None], 70)
+        >>> credit.writes(row), credit.lengths.extend([90, 70, 80]), credit.writes(row)
+        (10, None, 70)
         """
         written, left = row.length - len(row.request.prompt), row.request.left(row.length)
-        shows = len(self._lengths) >= FEWEST
-        usual = sorted(self._lengths)[len(self._lengths) // 4] if shows else 0
+        shows = len(self.lengths) >= FEWEST
+        usual = sorted(self.lengths)[len(self.lengths) // 4] if shows else 0
         return max(written, usual if left is None else min(usual, written + left))
 
     def ahead(self, row: PlannedRow) -> float:
@@ -106,11 +106,11 @@ class ReadingCredit:
 
         >>> from outrider.engine.request import Request
         >>> row, credit = PlannedRow(0, Request([1, 2]), 12), ReadingCredit()
-        >>> credit.ahead(row), [credit.ended(n) for n in (90, 70, 80)], credit.ahead(row)
-        (10.0, [None, None, None], 70.0)
+        >>> credit.ahead(row), credit.lengths.extend([90, 70, 80]), credit.ahead(row)
+        (10.0, None, 70.0)
         """
         written, left = row.length - len(row.request.prompt), row.request.left(row.length)
-        usual = median(self._lengths) if len(self._lengths) >= FEWEST else 0.0
+        usual = median(self.lengths) if len(self.lengths) >= FEWEST else 0.0
         expected = max(float(written), usual - written)
         return float(expected if left is None else min(expected, left))
 
@@ -120,16 +120,13 @@ class ReadingCredit:
         loses   plain steps that it loses at most
         writes  plain steps that the request is sure to be worth
         """
-        if loses > WORST * writes or loses * self._vain > RISK * self._steps:
+        if loses > WORST * writes or loses * self.vain > RISK * self.steps:
             return False
-        self._steps, self._vain = 0.0, min(2 * self._vain, VAIN)
+        self.steps, self.vain = 0.0, min(2 * self.vain, VAIN)
         return True
 
-    def paid(self) -> None:
-        """Drafts are worth what is read for them."""
-        self._vain = 1
 
-
+@dataclass(slots=True)
 class AcceptanceEstimate:
     """A chance that leans on what is believed ahead of the first look, less with every look.
 
@@ -139,10 +136,9 @@ class AcceptanceEstimate:
     (0.75, 0.55)
     """
 
-    __slots__ = ("_kept", "_left", "_seen")
-
-    def __init__(self, strength: float) -> None:
-        self._kept, self._seen, self._left = 0.0, 0.0, strength
+    _left: float  #: looks that the belief is worth yet
+    _kept: float = 0.0
+    _seen: float = 0.0
 
     def chance(self, believed: float) -> float:
         """The chance, by what was looked at and this belief."""
@@ -155,6 +151,7 @@ class AcceptanceEstimate:
         self._left *= FORGET
 
 
+@dataclass(slots=True)
 class MatchStreaks:
     """Chances that the next drafted token is kept, by how many were kept in a row before it.
 
@@ -169,11 +166,9 @@ class MatchStreaks:
     True
     """
 
-    __slots__ = ("_kept", "_level", "_seen")
-
-    def __init__(self) -> None:
-        self._level = AcceptanceEstimate(LOOKS)
-        self._kept, self._seen = [0.0] * BUCKETS, [BASE] * BUCKETS
+    _level: AcceptanceEstimate = field(default_factory=partial(AcceptanceEstimate, LOOKS))
+    _kept: list[float] = field(default_factory=([0.0] * BUCKETS).copy)
+    _seen: list[float] = field(default_factory=([BASE] * BUCKETS).copy)
 
     def gains(self, streak: int, most: int, level: float = LEVEL) -> list[float]:
         """Tokens that n drafted ones are expected to add behind such a streak, n = 0 to `most`.
@@ -209,84 +204,59 @@ class SharedEstimates:
     >>> earlier = SharedEstimates()
     >>> earlier.saw(False, 1, 0)
     >>> now = SharedEstimates(earlier)
-    >>> now.levels[False] == earlier.levels[False] < now.levels[True] == LEVEL
+    >>> now.level.chance(False) == earlier.level.chance(False) < now.level.chance(True) == LEVEL
     True
     """
 
-    __slots__ = ("_before", "_found", "_level", "_looks")
+    __slots__ = ("_before", "level", "looks", "supply")
 
     def __init__(self, before: "SharedEstimates | None" = None) -> None:
-        levels, founds = (LEVEL, LEVEL), (1.0, 1.0)
+        levels: Sequence[float] = (LEVEL, LEVEL)
+        supplies: Sequence[float] = (1.0, 1.0)
         if before is not None:
-            levels, founds = before.levels, before.supplies
+            levels, supplies = before.level.chances, before.supply.chances
         self._before = before
-        self._looks = [0, 0]
-        self._level = AcceptanceStats(levels, LOOKS, POOLED)
-        self._found = AcceptanceStats(founds, LOOKS, POOLED)
-
-    @property
-    def levels(self) -> tuple[float, float]:
-        """The chance that a drafted token is kept, of sampled and of greedy rows."""
-        sampled, greedy = self._level.chances
-        return sampled, greedy
-
-    @property
-    def supplies(self) -> tuple[float, float]:
-        """The chance that there is a draft where one is asked for, of sampled and greedy rows."""
-        sampled, greedy = self._found.chances
-        return sampled, greedy
-
-    def looks(self, greedy: bool) -> int:
-        """Drafted tokens of such rows that were looked at, in earlier runs, too."""
-        return self._looks[greedy] + (0 if self._before is None else self._before.looks(greedy))
+        #: Drafted tokens that were looked at, of sampled and of greedy rows, in earlier runs, too.
+        self.looks: list[int] = [0, 0] if before is None else before.looks
+        #: The chance that a drafted token is kept, of sampled and of greedy rows; and that there is
+        #: a draft where one is asked for.
+        self.level: AcceptanceStats = AcceptanceStats(levels, LOOKS, POOLED)
+        self.supply: AcceptanceStats = AcceptanceStats(supplies, LOOKS, POOLED)
 
     def saw(self, greedy: bool, depth: int, kept: int) -> None:
         """Of a draft so deep, so many levels were kept."""
         if self._before is None:  # it is told of all
-            self._looks[greedy] += min(kept + 1, depth)
+            self.looks[greedy] += min(kept + 1, depth)
         for at in range(min(kept + 1, depth)):
-            self._level.saw(greedy, at < kept)
+            self.level.saw(greedy, at < kept)
         if self._before is not None:
             self._before.saw(greedy, depth, kept)
 
     def found(self, greedy: bool, any_draft: bool) -> None:
         """Whether there was a draft where one was asked for."""
-        self._found.saw(greedy, any_draft)
+        self.supply.saw(greedy, any_draft)
         if self._before is not None:
             self._before.found(greedy, any_draft)
 
 
+@dataclass(slots=True)
 class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
-    __slots__ = (
-        "asked",
-        "brought",
-        "credit",
-        "expected",
-        "found",
-        "greedy",
-        "streak",
-        "streaks",
-        "time",
-        "tokens",
-        "told",
-        "vain",
-        "wait",
-    )
-
-    def __init__(self, greedy: bool) -> None:
-        self.greedy = greedy
-        self.streaks = MatchStreaks()
-        self.streak = 1  #: drafted tokens kept since the last refusal
-        self.found = AcceptanceEstimate(SUPPLY)  #: how often there is a draft if one is asked for
-        #: What drafts were to bring of late by who foresees, what they brought, in tokens.
-        self.expected, self.brought = FORETOLD, FORETOLD
-        self.told: Sequence[float] = ()  #: what is foreseen for the step under way
-        self.credit = 0.0  #: what drafts have brought, and `RISK` of all steps, in plain steps
-        self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
-        self.wait, self.vain = Backoff(), 0  #: steps of late for which nothing paid
-        self.asked = PLAIN  #: for the step under way, where every row is planned by itself
+    greedy: bool
+    streaks: MatchStreaks = field(default_factory=MatchStreaks)
+    streak: int = 1  #: drafted tokens kept since the last refusal
+    #: how often there is a draft if one is asked for
+    found: AcceptanceEstimate = field(default_factory=partial(AcceptanceEstimate, SUPPLY))
+    expected: float = FORETOLD  #: what drafts were to bring of late by who foresees, in tokens
+    brought: float = FORETOLD  #: and what they brought
+    told: Sequence[float] = ()  #: what is foreseen for the step under way
+    credit: float = 0.0  #: what drafts have brought, and `RISK` of all steps, in plain steps
+    tokens: float = 1.0  #: recent ones
+    time: float = 1.0  #: plain steps as long as they took
+    wait: Backoff = field(default_factory=Backoff)
+    vain: int = 0  #: steps of late for which nothing paid
+    asked: DraftShape = PLAIN  #: for the step under way, where every row is planned by itself
 
     @property
     def speed(self) -> float:

@@ -80,11 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 def shipped_stem(
-    system: str,
-    family: str,
-    level: isa.Level,
-    texts: Mapping[str, str],
-    flags: Sequence[str],
+    system: str, family: str, level: isa.Level, texts: Mapping[str, str], flags: Sequence[str]
 ) -> str:
     """A library's name but for what is in it."""
     made_of = sorted(texts.items()), tuple(flags), level.options

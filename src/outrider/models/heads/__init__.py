@@ -19,10 +19,7 @@ if TYPE_CHECKING:
         HeadCache as HeadCache,
         StateHead as StateHead,
     )
-    from outrider.models.heads.blockwise import (
-        Blockwise as Blockwise,
-        ParallelHead as ParallelHead,
-    )
+    from outrider.models.heads.blockwise import Blockwise as Blockwise, ParallelHead as ParallelHead
     from outrider.models.heads.dflash import (
         BlockSight as BlockSight,
         DFlash as DFlash,

@@ -76,7 +76,6 @@ class HeadCache(RowTable):
 
     @property
     def capacity(self) -> int:
-        """Slots of a row."""
         return self.entries.capacity
 
 
@@ -90,7 +89,6 @@ class AutoregressiveHead:
         self.device, self.dtype = head.device, head.dtype
 
     def open(self, rows: int, capacity: int) -> HeadCache:
-        """An empty cache."""
         return HeadCache.of(self.head.depth, rows, capacity, self.device)
 
     def learn(
@@ -102,7 +100,6 @@ class AutoregressiveHead:
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
     ) -> None:
-        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
         if hidden:
             fused = self.head.fuse([state.to(self.dtype) for state in hidden])
             write_states(cache.told, slots_BQ, wide, fused)

@@ -62,12 +62,7 @@ class Blockwise(nn.Module):
     """
 
     def __init__(
-        self,
-        count: int,
-        wide: int,
-        inner: int,
-        output_KE: Tensor,
-        ids_K: Tensor | None = None,
+        self, count: int, wide: int, inner: int, output_KE: Tensor, ids_K: Tensor | None = None
     ) -> None:
         super().__init__()
         self.count, self.wide, self.inner = count, wide, inner
@@ -92,7 +87,6 @@ class BlockCache(RowTable):
 
     @property
     def capacity(self) -> int:
-        """Slots of a row."""
         return self.told.capacity
 
 
@@ -111,7 +105,6 @@ class ParallelHead:
         self.device, self.dtype = weight.device, weight.dtype
 
     def open(self, rows: int, capacity: int) -> BlockCache:
-        """An empty cache."""
         known_B = torch.zeros(rows, dtype=torch.int64, device=self.device)
         return BlockCache(open_states(rows, capacity), known_B)
 
@@ -124,7 +117,6 @@ class ParallelHead:
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
     ) -> None:
-        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
         if hidden:
             write_states(cache.told, slots_BQ, wide, hidden[0])
         cache.known_B.copy_(known_B)

@@ -147,7 +147,6 @@ class DFlash(DraftHead):
         return normed
 
     def logits(self, read_BQE: Tensor) -> Tensor:
-        """[B, Q, K]: over the tokens that it can propose."""
         return F.linear(read_BQE, self.output)
 
 

@@ -134,16 +134,13 @@ class Eagle3(DraftHead):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights lie."""
         return self.fc.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
         return self.fc.weight.dtype
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
-        """One state [B, Q, E] of the target's states [B, Q, E'] at the aux layers."""
         fused: Tensor = self.fc(self.concatenated(hidden))
         return fused
 
@@ -188,7 +185,6 @@ class Eagle3(DraftHead):
         return made
 
     def logits(self, states: HeadStates) -> Tensor:
-        """[B, Q, K]: over the tokens that it can propose."""
         if self._packed is not None:
             return self._packed(states.read_BQE)
         return F.linear(states.read_BQE, self.output)
@@ -290,7 +286,6 @@ class Eagle3Cpu:
         self.module, self._fc = head, product(head.fc.weight, None, packed, int8)
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
-        """One state [B, Q, E] of the target's states [B, Q, E'] at the aux layers."""
         return self._fc(self.module.concatenated(hidden))
 
     def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
@@ -312,5 +307,4 @@ class Eagle3Cpu:
         return HeadStates(read if self.module.config.norm_output else state, read)
 
     def logits(self, states: HeadStates) -> Tensor:
-        """[B, Q, K]: over the tokens that it can propose."""
         return self._output(states.read_BQE)

@@ -75,10 +75,7 @@ def layout(fields: Mapping[str, Any]) -> str | None:
 
 
 def read(
-    folder: Path,
-    target: PretrainedConfig,
-    kind: str = "eagle3",
-    more: frozenset[str] = frozenset(),
+    folder: Path, target: PretrainedConfig, kind: str = "eagle3", more: frozenset[str] = frozenset()
 ) -> Checkpoint:
     """The head in a folder, for a target of this (decoder's) configuration.
 

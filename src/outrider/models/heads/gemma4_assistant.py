@@ -147,7 +147,6 @@ class KVSharedHead:
         return keys.transpose(1, 2), attention.v_norm(values).transpose(1, 2)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move what it was told of accepted paths next to their roots."""
         cache.entries.keep(first_B, path_BD)
         cache.told.keep(first_B, path_BD)
 

@@ -186,7 +186,6 @@ class HeadModel(Generic[C]):
         """It needs no inputs."""
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> C:
-        """An empty cache."""
         if inputs is not None:
             self.examine(inputs)
         return self.runner.open(rows, capacity)

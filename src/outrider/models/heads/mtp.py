@@ -154,12 +154,10 @@ class Mtp:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights lie."""
         return torch.device(self.model.layers[0].eh_proj.weight.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
         dtype: torch.dtype = self.model.layers[0].eh_proj.weight.dtype
         return dtype
 

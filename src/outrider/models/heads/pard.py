@@ -44,7 +44,6 @@ class ParallelDraftCache(RowTable):
 
     @property
     def capacity(self) -> int:
-        """Slots of a row."""
         return self.entries.capacity
 
 

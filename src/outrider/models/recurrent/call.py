@@ -111,11 +111,7 @@ class StateCall:
         return call
 
     def _start(
-        self,
-        base: list[int],
-        slots: list[list[int]],
-        parents: list[list[int]],
-        parent_BR: Tensor,
+        self, base: list[int], slots: list[list[int]], parents: list[list[int]], parent_BR: Tensor
     ) -> None:
         """Where nodes start from; paths to parents that were written by an earlier call."""
         outside: list[list[list[int]]] = []
@@ -347,11 +343,7 @@ class StateAdvance(Protocol):
 
 
 def apply_each(
-    recurrence: StateAdvance,
-    state: Tensor,
-    log: Sequence[Tensor],
-    first_B: Tensor,
-    count_B: Tensor,
+    recurrence: StateAdvance, state: Tensor, log: Sequence[Tensor], first_B: Tensor, count_B: Tensor
 ) -> None:
     """Advance rows' states in place by so many entries of their logs each, one after the other.
 

@@ -42,7 +42,6 @@ class ElementwiseState(ABC):
     def apply(
         self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
     ) -> None:
-        """Advance rows' states in place by so many entries [B, R, ...] each, from `first_B` on."""
         apply_each(self, state, log, first_B, count_B)
 
     def takes_due(self, state: Tensor) -> bool:
@@ -85,7 +84,6 @@ class ElementwiseState(ABC):
     def settle(
         self, state: Tensor, on_BQ: Tensor, entries: tuple[Tensor, ...], *inputs: Tensor
     ) -> Tensor:
-        """The state behind those tokens of a piece that are `on`."""
         state = state.clone()
         for node, (some, every) in enumerate(
             zip(on_BQ.any(0).tolist(), on_BQ.all(0).tolist(), strict=True)

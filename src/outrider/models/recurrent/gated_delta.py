@@ -30,7 +30,6 @@ class GatedDeltaRule(OuterProductState):
     fused = True
 
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
         _, k, v, _, log = inputs
         state = (v.shape[2], k.shape[3], v.shape[3])
         return state, (tuple(log.shape[2:]), tuple(k.shape[2:]), tuple(v.shape[2:]))

@@ -29,7 +29,6 @@ class MatrixMemory(ElementwiseState):
         self._eps = eps
 
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
         _, k, v, _, _ = inputs
         heads, keys, values = k.shape[2], k.shape[3], v.shape[3]
         return (heads, keys + 1, values + 1), ((heads, keys), (heads, values), (heads,), (heads,))

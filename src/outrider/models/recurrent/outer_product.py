@@ -47,7 +47,6 @@ class OuterProductState:
     def apply(
         self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
     ) -> None:
-        """Advance rows' states in place by so many entries [B, R, ...] each, from `first_B` on."""
         if compiled.unsupported_reason(state) is None:
             decay, key, delta = log
             compiled.advance(state, state, (decay, key, delta), first_B, count_B)
@@ -67,7 +66,6 @@ class OuterProductState:
     def settle(
         self, state: Tensor, on_BQ: Tensor, entries: tuple[Tensor, ...], *inputs: Tensor
     ) -> Tensor:
-        """The state behind those tokens of a piece that are `on`."""
         _, key, delta = entries
         log = inputs[-1]
         on = on_BQ.view(*on_BQ.shape, *[1] * (log.dim() - 2))

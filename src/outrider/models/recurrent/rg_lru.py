@@ -24,7 +24,6 @@ class GatedLinearRecurrence(ElementwiseState):
     """Decay and input [B, Q, W]; the outputs are the states."""
 
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
         wide = (inputs[0].shape[2],)
         return wide, (wide, wide)
 

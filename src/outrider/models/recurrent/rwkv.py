@@ -26,7 +26,6 @@ class FadingAverage(ElementwiseState):
         self._decay_A, self._first_A = -torch.exp(decay_A.float()), first_A.float()
 
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
         wide = inputs[0].shape[2]
         return (3, wide), ((wide,), (wide,), (1,))
 

@@ -24,7 +24,6 @@ class SelectiveScan(ElementwiseState):
         self._a_IN = a_IN.float()
 
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
         dt, _, b, _ = inputs
         return (dt.shape[2], b.shape[2]), ((dt.shape[2],), (dt.shape[2],), (b.shape[2],))
 

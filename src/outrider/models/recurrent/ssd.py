@@ -30,7 +30,6 @@ class StateSpaceDuality(OuterProductState):
     fused = True
 
     def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
         _, b, delta, log = inputs
         state = (delta.shape[2], b.shape[3], delta.shape[3])
         return state, (tuple(log.shape[2:]), tuple(b.shape[2:]), tuple(delta.shape[2:]))

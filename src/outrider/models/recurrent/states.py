@@ -184,7 +184,6 @@ class RecurrentStates:
     # ------------------------------------------------------------------ rows come and go
 
     def take(self, rows: Sequence[int]) -> "RecurrentStates":
-        """A copy of these rows, in this order."""
         self.flush()
         few = RecurrentStates(len(rows), self.base_B.device, self.limit)
         at = torch.tensor(list(rows), dtype=torch.int64, device=self.base_B.device)

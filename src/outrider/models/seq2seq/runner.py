@@ -79,7 +79,6 @@ class CrossAttentionCache:
         return nothing.expand(self.rows, self.length, self.wide)
 
     def take(self, rows: Sequence[int]) -> "CrossAttentionCache":
-        """A copy of these rows, in this order."""
         picked = [_picked(plane, rows) for plane in self.planes]
         return CrossAttentionCache(picked, _picked(self._mask, rows), self.wide)
 

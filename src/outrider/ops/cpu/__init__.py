@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from outrider.ops.backend import Backend
+from outrider.ops import Backend
 from outrider.ops.cpu import (
     beam,
     block,

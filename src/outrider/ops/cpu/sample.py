@@ -17,15 +17,7 @@ from torch import Tensor
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
 from outrider.ops.cpu.host_tables import Array
-from outrider.ops.cpu.law_slices import (
-    LEAST,
-    MOST,
-    RowWeights,
-    WeightRows,
-    edges,
-    find,
-    running,
-)
+from outrider.ops.cpu.law_slices import LEAST, MOST, RowWeights, WeightRows, edges, find, running
 from outrider.ops.reference import draws as reference
 from outrider.ops.reference.probs import hot as hot_rows
 from outrider.types import Laws

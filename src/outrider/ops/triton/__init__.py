@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from outrider.ops.backend import Backend, Operation
+from outrider.ops import Backend, Operation
 from outrider.ops.triton import (
     block,
     chain,

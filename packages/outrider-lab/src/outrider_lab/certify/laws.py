@@ -13,7 +13,6 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.drafters.draft_model import model_of
-from outrider.drafters.layer_skip import LayerSkip
 from outrider.drafters.tree_drafting.growth import inputs_for
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
@@ -23,6 +22,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.sampling_params import SamplingParams, rows
 from outrider.tree import chain
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
+from outrider_lab.drafters.layer_skip import LayerSkip
 from outrider_lab.drafters.lookahead import Lookahead
 
 

@@ -312,6 +312,6 @@ def rule_at(temperature: float, lenience: float) -> Verifier:
     """The rule of A.5; at lenience 1 the exact one that it becomes."""
     if lenience == 1:
         return verifiers.get("match" if temperature == 0 else "rejection")
-    from outrider.verifiers.lossy import Lenience, LenienceArgmax
+    from outrider_lab.verifiers.lossy import Lenience, LenienceArgmax
 
     return LenienceArgmax(lenience) if temperature == 0 else Lenience(lenience)

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from outrider import SamplingParams, Speculator, Stop
 from outrider.cli.console import Show
-from outrider.drafters.layer_skip import part
 from outrider.models import layer_subset
 from outrider.models.prefill import causal
 from outrider.models.sources import ModelSource
 from outrider.text.prompts import encode
 from outrider.types import LanguageModel, Nodes
 from outrider_lab.bench import intervals
+from outrider_lab.drafters.layer_skip import part
 from outrider_lab.flops import empty
 from outrider_lab.papers import record
 from outrider_lab.theory import length

@@ -54,7 +54,9 @@ class Lenience:
         """Each token is kept with probability min(1, p / (l q))."""
         line = chain.read(draft, scores)
         chance = chain.chances(line.favour_BD, self.lenience * line.against_BD)
-        return chain.outcome(line, chance, chain.residuals(line))
+        rest = ops.residual(line.law_BNV[:, :-1], line.guess_BDV)
+        rest = torch.where(line.there_BD[..., None], rest, line.law_BNV[:, :-1])
+        return chain.outcome(line, chance, torch.cat([rest, line.law_BNV[:, -1:]], 1))
 
 
 @dataclass(frozen=True)

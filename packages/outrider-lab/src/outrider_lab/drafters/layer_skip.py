@@ -72,7 +72,7 @@ def _few(runner: ModelRunner, numbers: tuple[int, ...]) -> ModelRunner:
 class LayerSkip(Forgetful):
     """A chain, or `counts[l]` children below every node of level l, from layers of the target.
 
-    model  runs on the target's cache: `outrider.drafters.layer_skip.part` of the target
+    model  runs on the target's cache: `outrider_lab.drafters.layer_skip.part` of the target
 
     >>> LayerSkip(part(target, (0, 1, 4)), (1, 1, 1))                        # doctest: +SKIP
     """
