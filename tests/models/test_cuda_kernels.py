@@ -119,16 +119,16 @@ class Case:
 
 
 @interpreted
-@pytest.mark.parametrize("fills", [1, 256])  # slices of a text: one, and all that there are
+@pytest.mark.parametrize("reads", [16, 64])  # parts of a text: three, and one
 @pytest.mark.parametrize("most", [0, 64])  # rows that torch's attention is for, and ours
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_attention_is_torchs(monkeypatch, dtype, most, fills):
+def test_attention_is_torchs(monkeypatch, dtype, most, reads):
     """float16 for half precision: the interpreter has products of bfloat16 wrong."""
-    for name, value in (("SLICE", 16), ("FILLS", fills), ("MOST", most)):
+    for name, value in (("SLICE", 16), ("READS", reads), ("MOST", most)):
         monkeypatch.setattr(cuda_kernels, name, value)
     case = Case(dtype)
     keys, values, answer = case.attended()
-    assert (case.call.splits, case.call.mask is None) == (1 if fills == 1 else 3, most > 0)
+    assert (case.call.splits, case.call.mask is None) == (3 if reads == 16 else 1, most > 0)
     got = case.call.attend(case.qkv, case.layer)
     near = {"rtol": 0, "atol": 1e-5 if dtype is torch.float32 else 4e-3}
     torch.testing.assert_close(got.float(), answer, **near)
@@ -137,11 +137,30 @@ def test_attention_is_torchs(monkeypatch, dtype, most, fills):
 
 
 @interpreted
+def test_an_answer_has_the_same_bits_behind_every_width(monkeypatch):
+    """Replayed steps see more slots than eager ones, masked; long texts have few parts."""
+    for name, value in (("SLICE", 16), ("READS", 16)):
+        monkeypatch.setattr(cuda_kernels, name, value)
+    answers = []
+    for width in (40, 56, 120):
+        case = Case(torch.float32, width)
+        first = Case(torch.float32) if answers else case
+        for mine, its in (("keys", case.layer.keys), ("values", case.layer.values)):
+            its[:, :, :40] = getattr(first.layer, mine)
+        case.qkv = first.qkv
+        answers.append(case.call.attend(case.qkv, case.layer))
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+    monkeypatch.setattr(cuda_kernels, "SPLITS", 2)
+    assert Case(torch.float32, 120).call.splits == 2
+
+
+@interpreted
 def test_a_row_that_sees_nothing_says_nothing(monkeypatch):
     """Not a number would spread from there."""
     monkeypatch.setattr(cuda_kernels, "SLICE", 16)
-    for fills in (1, 256):
-        monkeypatch.setattr(cuda_kernels, "FILLS", fills)
+    for reads in (16, 64):
+        monkeypatch.setattr(cuda_kernels, "READS", reads)
         case = Case(torch.float32)
         case.call.visible[1] = False
         assert (case.call.attend(case.qkv, case.layer)[1] == 0).all()

@@ -65,7 +65,6 @@ from outrider.types import (
     Scores,
     StepTensors,
     Verdict,
-    Verifier,
 )
 
 if TYPE_CHECKING:
@@ -151,7 +150,9 @@ class EngineRun(Iterator[StepOutput]):
         for request in requests:
             sampling = request.sampling
             if sampling.temperature:
-                self._verify_by(self.engine.choose_rule("some"))
+                rule, self.rule = self.rule, self.engine.choose_rule("some")
+                if self._graphed is not None and rule != self.rule:
+                    self._graphed = self.engine.graphed(self.rule, self._graphed)
             if sampling.seed is None:
                 request = replace(request, sampling=replace(sampling, seed=fresh_seed()))
             numbers.append(self._requests.add(request))
@@ -401,13 +402,6 @@ class EngineRun(Iterator[StepOutput]):
         self._scheduler.leave()  # a step that is still on its way is waited for by nobody
         self._scheduler.batch = None
         self._graphed.release()
-
-    def _verify_by(self, rule: Verifier) -> None:
-        """Steps are verified by this rule from here on."""
-        if rule != self.rule:
-            self.rule = rule
-            if self._graphed is not None:
-                self._graphed = self.engine.graphed(rule, self._graphed)
 
     def _by_hand(self, batch: Batch) -> bool:
         """Whether a step needs Python: a row's own processors, an observer who may keep tensors.

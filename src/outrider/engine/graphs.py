@@ -17,6 +17,7 @@ is run without a graph, and so are all steps after it.
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -337,6 +338,8 @@ class Graphed:
             self._set = self._pool.take(key)
             if self._set is None:
                 return None
+            for one in self._set.images.values():  # constants may have been let go meanwhile
+                one.seen &= Counter(dict.fromkeys(one.graphs, LATEST))
             self._given_back = weakref.finalize(self, self._set.release)
         image = self._set.images.get(key)
         if image is None or not image.graphs:

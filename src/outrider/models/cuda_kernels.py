@@ -4,8 +4,8 @@
 A step of few nodes is launches: a layer of transformers takes 45 of them, each a few microseconds,
 whatever it computes. Here a layer is four products and five kernels: sum and norm, rotation and
 cache, attention, sum and norm, gate. Sums are float32; what is rounded between is rounded where
-transformers rounds it. Attention reads the cache where it lies and the mask as it is, in slices of
-the text side by side where there are few heads; prompts go to torch's.
+transformers rounds it. Attention reads the cache where it lies and the mask as it is, in parts side
+by side; prompts go to torch's.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,10 @@ WIDEST = 256  #: numbers of a head
 MOST = 512  #: rows of a key/value head: more are a prompt's, which torch is quicker with
 ROWS = 64  #: of them that a program has
 SLICE = 64  #: slots that are read at once
-FILLS = 256  #: programs that keep a device busy
+#: Slots of a program, whatever the width and whoever is beside: a row's answer has the same bits
+#: behind every mask, eager and replayed. Texts of more than `SPLITS` such parts have wider ones.
+READS = 128
+SPLITS = 64
 #: Arguments that differ from call to call: one kernel serves them all.
 COUNTS = ("queries", "width", "splits", "count", "blocks")
 
@@ -215,15 +218,13 @@ class TritonCall:
         self.of = of
         self.positions, self.slots = nodes.positions_BQ.contiguous(), nodes.slots_BQ.contiguous()
         self.visible = nodes.visible_BQW.contiguous()
-        batch, queries, width = self.visible.shape
+        _, queries, width = self.visible.shape
         shape = of.shape
         rows = queries * (shape.heads // shape.kv_heads)
         self.mask = None if rows <= MOST else additive(nodes.visible_BQW, of.dtype)
         self.rows = min(ROWS, max(16, triton.next_power_of_2(rows)))
         self.blocks = -(-rows // self.rows)
-        wanted = max(1, FILLS // max(batch * shape.kv_heads * self.blocks, 1))
-        slices = -(-width // SLICE)
-        self.reads = -(-slices // min(wanted, slices, 64)) * SLICE  #: slots of a split
+        self.reads = READS * triton.next_power_of_2(-(-width // (READS * SPLITS)))
         self.splits = -(-width // self.reads)
 
     def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
