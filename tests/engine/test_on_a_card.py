@@ -155,7 +155,9 @@ def test_a_second_run_captures_nothing(name, settings):
     assert run.stats.replays == run.stats.engine_steps
     ends = [StopConditions(12 + 9 * i) for i in range(len(PROMPTS))]
     want, _ = decode(eager, PROMPTS, settings, ends)
-    for _ in range(3):
+    captures = []
+    for _ in range(5):  # what had too few steps to pay is captured in a later one
         got, run = decode(graphed, PROMPTS, settings, ends)
         assert got == want
-    assert run.stats.captures == 0, graphed.pool.why
+        captures.append(run.stats.captures)
+    assert captures[-1] == 0, (captures, graphed.pool.why)
