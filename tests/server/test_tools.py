@@ -119,6 +119,20 @@ def test_an_answer_calls_what_it_must_and_no_more(client):
     assert set(calls(choice(chosen).message)) == {("now", "{}")}
 
 
+def test_a_stop_string_within_a_call_ends_an_answer_that_has_called_nothing_whole(client):
+    weather = [tool for tool in TOOLS if tool["function"]["name"] == "weather"]
+    asked = {"tools": weather, "tool_choice": "required", "parallel_tool_calls": False}
+    whole = choice(ask(client, max_tokens=200, **asked))
+    assert whole.finish_reason == "tool_calls"
+    asked |= {"stop": '"unit"', "max_tokens": 200}
+    cut = choice(ask(client, **asked))
+    assert cut.finish_reason == "stop"
+    ((name, arguments),) = calls(cut.message)
+    assert name == "weather"
+    assert calls(whole.message)[0][1].startswith(arguments + '"unit"')
+    assert flowed(client, **asked)[2:] == ([("weather", arguments)], "stop")
+
+
 def test_an_answer_without_a_call_is_text(shipped, client):
     """`auto` leaves it to the model, `none` forbids it; the text is the one without a grammar."""
     free = choice(ask(client))

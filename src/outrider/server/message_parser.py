@@ -110,6 +110,11 @@ class MessageParser:
         """Whether a function has been called."""
         return self._calls > 0
 
+    @property
+    def within_call(self) -> bool:
+        """Whether the text, so far, ends within the arguments of a call."""
+        return self._turn == self._arguments
+
     def push(self, text: str, last: bool = False) -> MessageParts:
         """More of the text; with the last of it, what was held back, too."""
         self._rest += text

@@ -400,8 +400,10 @@ def _likelihood(choice: ChoiceState) -> float:
 
 
 def _finish(choice: ChoiceState, reason: str) -> str:
-    """Why an answer has ended. One that calls what its request names has simply stopped."""
-    called = choice.parser is not None and choice.parser.called
+    """Why an answer has ended. One that calls what its request names has simply stopped, and so has
+    one that a stop string ends within a call: its arguments are no JSON."""
+    parser = choice.parser
+    called = parser is not None and parser.called and not parser.within_call
     if reason == "stop" and called and not choice.named:
         return "tool_calls"
     return _REASONS[reason]
