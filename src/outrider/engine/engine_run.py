@@ -201,7 +201,7 @@ class EngineRun(Iterator[StepOutput]):
         if self.done:  # no turn will come
             self._learn(self._outputs.read())
             self._scheduler.leave()
-            self._sweep()
+            self._requests.sweep(self._scheduler.named + self._outputs.named)
         return stats
 
     # ------------------------------------------------------------------ what has become of them
@@ -307,7 +307,7 @@ class EngineRun(Iterator[StepOutput]):
             self._learn(self._outputs.read())  # what is unread tells whether their rows are clean
         self._scheduler.leave()
         if self._requests.forgotten:
-            self._sweep()
+            self._requests.sweep(self._scheduler.named + self._outputs.named)
         rests = not isinstance(self.engine.planner, FixedLength)
         free = self._free if rests else None
         try:
@@ -319,7 +319,9 @@ class EngineRun(Iterator[StepOutput]):
         if self._scheduler.rows:
             self._step()
         if self._closed and self.done and self._graphed is not None:
-            self._give_back()
+            self._scheduler.leave()  # a step that is still on its way is waited for by nobody
+            self._scheduler.batch = None
+            self._graphed.release()  # its buffers, and the graphs over them, to runs that come
         now, stats = time.perf_counter(), self._requests.stats
         stats.seconds += now - self._mark - reading
         stats.prefill_ms += 1e3 * reading
@@ -328,14 +330,16 @@ class EngineRun(Iterator[StepOutput]):
     def _step(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
         while self._scheduler.rows:
-            batch, started = self._bounded(), self._seconds()
+            batch = self._scheduler.bounded(len(self._outputs.in_flight), self._size)
+            started = self._seconds()
             shape = self._draft_shape(batch)
             self._clock.start()
             try:
                 made = self._made(batch, shape)
                 break
-            except ProcessorError as error:
-                self._blame(error)
+            except ProcessorError as error:  # nothing of the step has been committed
+                self._requests.blame(self._scheduler.rows[error.row], error)
+                self._scheduler.leave()
             except (MemoryError, RuntimeError) as error:
                 if not (self.engine.spare(error) or self.engine.room.lost(shape, error)):
                     raise
@@ -369,18 +373,15 @@ class EngineRun(Iterator[StepOutput]):
             tree, took = output.draft.tree, None if self._outputs.lag else 1e3 * output.seconds
             step = StepReport(blocks, tree.nodes, tree.max_depth, took)
             if not watch.over and batch is not None:
-                if watch.saw(self._by_model(batch, blocks)):
+                if self.engine.mixed is not None:  # what a draft model may have drafted, no copies
+                    asked = self.engine.mixed.by_model(batch.memory)
+                    each = zip(self._scheduler.rows, asked, strict=True)
+                    rows = {number for number, by_model in each if by_model}
+                    blocks = [block for block in blocks if block.row in rows]
+                if watch.saw(blocks):
                     context, row = batch.context, 0
                     self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
             self._plan = self.engine.planner.learn(self._plan, step)
-
-    def _by_model(self, batch: Batch, blocks: Sequence[StepOutput]) -> Sequence[StepOutput]:
-        """Those of a step's blocks that a draft model may have drafted, and not copies."""
-        if self.engine.mixed is None:
-            return blocks
-        each = zip(self._scheduler.rows, self.engine.mixed.by_model(batch.memory), strict=True)
-        asked = {number for number, by_model in each if by_model}
-        return [block for block in blocks if block.row in asked]
 
     def _made(self, batch: Batch, shape: DraftShape) -> GraphedStep:
         """What the verbs make: one by one on the clock, or in one piece."""
@@ -396,35 +397,12 @@ class EngineRun(Iterator[StepOutput]):
         stats.replays += did == "replayed"
         return made
 
-    def _give_back(self) -> None:
-        """Leave the batch's buffers, and the graphs over them, to runs that come."""
-        assert self._graphed is not None
-        self._scheduler.leave()  # a step that is still on its way is waited for by nobody
-        self._scheduler.batch = None
-        self._graphed.release()
-
     def _by_hand(self, batch: Batch) -> bool:
         """Whether a step needs Python: a row's own processors, an observer who may keep tensors.
-
-        Who asks for graphs by name is told of the one, and knows the other.
-        """
+        Who asks for graphs by name is told of the one, and knows the other."""
         shaping = batch.context.sampling.shaping
         processed = shaping is not None and shaping.processed
         return self.engine.graphs is not True and (processed or self._observe is not None)
-
-    def _bounded(self) -> Batch:
-        """The batch with the length that no row exceeds: blocks that are unread count in full.
-
-        And with the one that all rows have: these do not count.
-        """
-        batch = self._scheduler.batch
-        assert batch is not None
-        lengths = [self._requests.entries[number].length for number in self._scheduler.rows]
-        ahead = len(self._outputs.in_flight) * self._size  # the host does not know of them yet
-        bound = min(max(lengths) + ahead, self._scheduler.capacity - self._size)
-        unread = min(batch.context.unread, bound)  # longer rows may have left
-        context = batch.context._replace(bound=bound, unread=unread, least=min(lengths))
-        return batch._replace(context=context)
 
     def _free(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
@@ -473,16 +451,3 @@ class EngineRun(Iterator[StepOutput]):
         if self.engine.room.most is not None:
             shape = self.engine.room.fitting(shape)
         return clip_shape(shape, requests)
-
-    def _blame(self, error: ProcessorError) -> None:
-        """Fail the row whose processor raised. Nothing of the step has been committed."""
-        number, cause = self._scheduler.rows[error.row], error.__cause__
-        assert isinstance(cause, Exception)
-        length = self._requests.entries[number].length
-        cause.add_note(f"in a logits processor of request {number} after {length} tokens")
-        self._requests.ready.append(self._requests.fail(number, cause))
-        self._scheduler.leave()
-
-    def _sweep(self) -> None:
-        """Drop what is forgotten, but for requests that blocks on their way still name."""
-        self._requests.sweep(self._scheduler.named + self._outputs.named)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from outrider.engine.batch import Batch
 from outrider.engine.step import GraphedStep
+from outrider.models.config import found
 from outrider.types import Context
 
 SETS = 4  #: that no run has taken, at most
@@ -56,11 +57,13 @@ def _members(part: Any) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(part, dict):
         return part.items()
     if isinstance(part, (list, tuple)):
-        given, names = _GIVEN.get(type(part), ()), getattr(part, "_fields", range(len(part)))
+        given, names = _GIVEN.get(type(part), ()), found(part, "_fields") or range(len(part))
         return [each for each in zip(names, part, strict=True) if each[0] not in given]
-    store = all(hasattr(part, verb) for verb in ("take", "put", "narrow"))
-    if hasattr(part, "__dict__") and (store or (is_dataclass(part) and not isinstance(part, type))):
-        derived = getattr(part, "derived", ())
+    store = all(found(part, verb) for verb in ("take", "put", "narrow"))
+    if found(part, "__dict__") is not None and (
+        store or (is_dataclass(part) and not isinstance(part, type))
+    ):
+        derived = found(part, "derived") or ()
         return [each for each in vars(part).items() if each[0] not in derived]
     return None
 
@@ -116,17 +119,18 @@ def _moved(part: Any, tensors: Iterator[Tensor]) -> Any:
         return part
     new = {name: _moved(member, tensors) for name, member in list(members)}
     if isinstance(part, tuple):
-        named = getattr(part, "_replace", None)
+        named = found(part, "_replace")
         return tuple(new.values()) if named is None else named(**new)
     if isinstance(part, (dict, list)):
         for name, member in new.items():
             part[name] = member
         return part
-    if hasattr(part, "__dataclass_params__") and part.__dataclass_params__.frozen:
+    made = found(part, "__dataclass_params__")
+    if made is not None and made.frozen:
         return replace(part, **new)
     for name, member in new.items():
         setattr(part, name, member)
-    if hasattr(part, "derived"):
+    if found(part, "derived") is not None:
         part.derive()
     return part
 
@@ -147,7 +151,7 @@ def lasting(roots: Iterable[object], constants: bool = True) -> set[int]:
 
     With `constants` of those that our modules keep as well, as what was made once by `lru_cache`.
     """
-    found, seen, held = set[int](), set[int](), list[object]()
+    addresses, seen, held = set[int](), set[int](), list[object]()
     todo = list(roots)
     if constants:
         for name, module in list(sys.modules.items()):
@@ -161,18 +165,18 @@ def lasting(roots: Iterable[object], constants: bool = True) -> set[int]:
         held.append(one)  # so that its number is not given to another one meanwhile
         if isinstance(one, Tensor):
             if one.layout == torch.strided and one.device.type != "meta":
-                found.add(address(one))
-            todo += vars(one).values() if hasattr(one, "__dict__") else ()
+                addresses.add(address(one))
+            todo += (found(one, "__dict__") or {}).values()
         elif isinstance(one, types.FunctionType):  # not its globals, which lead everywhere
             todo += [*(one.__closure__ or ()), *(one.__defaults__ or ())]
         else:
             todo += gc.get_referents(one)
-    return found
+    return addresses
 
 
 def _keeps(value: object) -> bool:
     """Whether a module's name may stand for constants."""
-    return hasattr(value, "cache_info") or isinstance(value, (Tensor, dict, list, tuple))
+    return found(value, "cache_info") is not None or isinstance(value, (Tensor, dict, list, tuple))
 
 
 class KeptGraph(NamedTuple):

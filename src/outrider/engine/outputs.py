@@ -22,6 +22,7 @@ from outrider.engine.request import Logprobs, ReportedProbs, Request
 from outrider.engine.step import GraphedStep
 from outrider.errors import ConfigurationError, NumericalError
 from outrider.models.prefill import inference
+from outrider.sampling.custom_processors import ProcessorError
 from outrider.stats import RequestStats, Stats
 from outrider.types import FAULT, REASONS, Draft, Scores, StepLists, StepTensors, Verdict
 
@@ -320,6 +321,14 @@ class RequestTable:
         entry.error = error
         self._over(entry, RequestStatus.FAILED, "error")
         return StepOutput(number, [], 0, "error")
+
+    def blame(self, number: int, error: ProcessorError) -> None:
+        """Fail the request whose logits processor raised."""
+        cause = error.__cause__
+        assert isinstance(cause, Exception)
+        length = self.entries[number].length
+        cause.add_note(f"in a logits processor of request {number} after {length} tokens")
+        self.ready.append(self.fail(number, cause))
 
     def _over(self, entry: RequestState, phase: RequestStatus, reason: str) -> None:
         if not entry.over:

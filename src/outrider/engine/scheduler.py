@@ -196,6 +196,16 @@ class Scheduler:
             entry.stats.cached_tokens = prefill.copied
         return True
 
+    def bounded(self, in_flight: int, most: int) -> Batch:
+        """The batch with the length that no row exceeds: blocks that are unread count in full, as
+        `most` tokens. And with the one that all rows have: these do not count."""
+        assert self.batch is not None
+        lengths = [self.table.entries[number].length for number in self.rows]
+        bound = min(max(lengths) + in_flight * most, self.capacity - most)
+        unread = min(self.batch.context.unread, bound)  # longer rows may have left
+        context = self.batch.context._replace(bound=bound, unread=unread, least=min(lengths))
+        return self.batch._replace(context=context)
+
     def _later(self, newcomers: Sequence[Request], free: Free | None) -> bool:
         """Whether a draft model leaves these prompts for its first draft, which may never come.
 

@@ -33,7 +33,7 @@ _REACH = ("sliding_window", "attention_chunk_size")
 Mask: TypeAlias = Tensor | dict[str, Tensor | None] | None
 
 #: Whether models take a list of layers, with the numbers that all their states have.
-_PICKS_LAYERS = hasattr(output_capturing, "resolve_hidden_states_indices")
+_PICKS_LAYERS = found(output_capturing, "resolve_hidden_states_indices") is not None
 
 _SIZE = 64  #: of a head, where a configuration does not say
 UNLIMITED = 1 << 30  #: a model that says nothing of its context

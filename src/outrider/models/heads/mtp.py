@@ -23,7 +23,7 @@ from outrider.errors import ConfigurationError
 from outrider.models import pretrained, unsupported
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
-from outrider.models.config import decoder_of, read
+from outrider.models.config import decoder_of, found, read
 from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads.autoregressive_head import (
@@ -182,7 +182,7 @@ class Mtp:
         if model.rotary_emb is not None:
             kind = {"layer_type": self._kinds[layer]} if self._rope_by_kind else {}
             at = positions_BQ
-            if hasattr(model.rotary_emb, "mrope_section"):  # by text, row and column
+            if found(model.rotary_emb, "mrope_section") is not None:  # by text, row and column
                 at = at.expand(3, -1, -1)
             turned = model.rotary_emb(embedded, position_ids=at, **kind)
         x: Tensor = model.layers[layer](
