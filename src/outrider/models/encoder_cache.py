@@ -171,8 +171,9 @@ def _slim(made: object) -> object:
     step."""
     if not isinstance(made, ModelOutput):
         return made
-    if "pooler_output" in vars(made).keys() - made.keys():  # Idefics 3 in transformers 5.17
-        return BaseModelOutputWithPooling(pooler_output=vars(made)["pooler_output"])
+    pooled = vars(made).get("pooler_output")
+    if pooled is not None and "pooler_output" not in made.keys():  # Idefics 3, transformers 5.17
+        return BaseModelOutputWithPooling(pooler_output=pooled)
     left = {*_LEFT_OUT, *(("last_hidden_state",) if made.get("pooler_output") is not None else ())}
     return type(made)(**{name: value for name, value in made.items() if name not in left})
 
