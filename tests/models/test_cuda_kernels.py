@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from families import based
-from test_llama import TREES, score
+from test_llama import TREES, tree_scores_as_its_paths
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
@@ -216,17 +216,8 @@ def test_its_like_score_as_transformers_has_them(kernels, kind):
 @pytest.mark.parametrize("name", ["irregular"])
 def test_trees_score_as_their_paths(kernels, name):
     """Ragged rows, drafts that branch, and padded rows of attention."""
-    model, tree = llama(seed=4, num_key_value_heads=2), TREES[name]
-    causal = TreeDecoder(LlamaRunner(model, packed=False))
-    prompts = [[5, 1, 9, 2, 6, 5, 3], [8], [4, 4, 1]]
-    torch.manual_seed(0)
-    drafted = torch.randint(0, 32, (len(prompts), tree.nodes - 1))
-    logits = score(causal, causal.open(len(prompts), 128), prompts, tree, drafted)
-    for row, prompt in enumerate(prompts):
-        for node in range(tree.nodes):
-            path = tree.ancestors_BNN[0, node, 1:].nonzero()[:, 0]
-            expected = own_logits(model, [prompt + drafted[row, path].tolist()])[0, -1]
-            torch.testing.assert_close(logits[row, node], expected, rtol=1e-4, atol=1e-4)
+    model = llama(seed=4, num_key_value_heads=2)
+    tree_scores_as_its_paths(model, LlamaRunner(model, packed=False), TREES[name])
 
 
 @interpreted

@@ -119,8 +119,13 @@ def score(causal, cache, prompts, tree, drafted):
 @pytest.mark.parametrize("shape", ["plain", "grouped queries", "llama3 rope"])
 @pytest.mark.parametrize("name", TREES)
 def test_ragged_trees_score_as_their_paths(name, shape, runner):
-    model, tree = llama(seed=4, **SHAPES[shape]), TREES[name]
-    causal = TreeDecoder(RUNNERS[runner](model))
+    model = llama(seed=4, **SHAPES[shape])
+    tree_scores_as_its_paths(model, RUNNERS[runner](model), TREES[name])
+
+
+def tree_scores_as_its_paths(model, runner, tree):
+    """Below ragged rows, by transformers' forward over each path."""
+    causal = TreeDecoder(runner)
     prompts = [[5, 1, 9, 2, 6, 5, 3], [8], [4, 4, 1]]
     torch.manual_seed(0)
     drafted = torch.randint(0, 32, (len(prompts), tree.nodes - 1))

@@ -57,15 +57,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import (
-    PLAIN,
-    Draft,
-    DraftShape,
-    DrawKind,
-    Scores,
-    StepTensors,
-    Verdict,
-)
+from outrider.types import PLAIN, Draft, DraftShape, DrawKind, Scores, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine

@@ -5,8 +5,8 @@ A captured step depends on where its tensors lie and on what the host knew when 
 memory; and by value or identity all else that is in the stores. A later batch of the same form is
 copied into the tensors of the first, and goes on in these with the graphs of that one.
 
-    form = form_of(batch)               # of the batch of another run, or of other rows
-    batch = moved(batch, form, kept)    # the same batch, in tensors of the same form
+    form = form_of(batch)                  # of the batch of another run, or of other rows
+    batch = moved(batch, kept.tensors)     # the same batch, in the tensors of an equal form
 
 That holds only if a graph reads nothing else that a run made for itself. Every tensor that captured
 work reads must lie in the stores, or belong to what outlives runs: the models, the drafter, and

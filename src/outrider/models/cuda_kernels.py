@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
 """What stands between a Llama's products on a CUDA device: five kernels a layer, in Triton.
 
-A step of few nodes is launches: a layer of transformers takes some forty of them, each a few
+A step of few nodes is launches: a layer of transformers takes dozens of them, each a few
 microseconds, whatever it computes. Here a layer is four products and five kernels: sum and norm,
 rotation and cache, attention, sum and norm, gate. Sums are float32; what is rounded between is
 rounded where transformers rounds it. Attention reads the cache where it lies and the mask as it is,

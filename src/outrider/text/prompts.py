@@ -358,7 +358,7 @@ class PromptEncoder:
     def _references(self, given: object, rows: int) -> list[list[int]]:
         """Tokens to copy from. A text that is copied to its end is over there."""
         if given is None:
-            return [[]] * rows
+            return [[] for _ in range(rows)]
         references = []
         for number, one in enumerate(_each("reference", given, rows)):
             ids = [] if one is None or one == "" else self.answer_ids(one, number)

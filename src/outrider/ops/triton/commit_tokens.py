@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
 """What a step emits, and why rows end, in one launch behind the largest logits.
 
-Equal to `outrider.ops.reference.walking`, which takes forty launches of a few numbers each.
+Equal to `outrider.ops.reference.walking`, which takes dozens of launches of a few numbers each.
 """
 
 import torch
