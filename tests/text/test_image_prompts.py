@@ -8,6 +8,7 @@ import pytest
 import seq2seq_families
 import torch
 from image_folder import picture, png, saved, url, words
+from installed import params
 
 import outrider
 from outrider import ConfigurationError, ImageError, PromptError, SamplingParams, Stop
@@ -206,7 +207,7 @@ def test_without_pillow_one_sentence_says_so(seeing, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of transformers' own PaliGemma
-@pytest.mark.parametrize("kind", ["git", "paligemma"])
+@pytest.mark.parametrize("kind", params(["git", "paligemma"]))
 def test_processors_whose_pictures_have_a_form_of_their_own(kind, tmp_path):
     """GIT has no token for a picture, and its text is to go on; a PaliGemma prompt is one block."""
     place = saved(tmp_path / kind, kind)
