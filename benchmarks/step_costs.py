@@ -56,7 +56,7 @@ def tables(count: int = 6, tokens: int = 192) -> None:
     """One drafted token and two in tables and in runs, by the plain step."""
     engine = cut().engine
     for _ in range(count):
-        curves = measure.measured(engine, 1).times[1]
+        curves = measure.whole(measure.measured(engine, 1)).times[1]
         each = [
             f"{context} tokens: "
             + ", ".join(f"{c.milliseconds(n) / c.times[0]:.2f}" for n in (2, 3))

@@ -114,6 +114,7 @@ def made_up_costs(monkeypatch):
     from outrider.engine.speculation_policy import measure
 
     def measured(engine, rows):
+        yield
         return Costs({rows: {0: Curve.of({1: 10.0, 13: 14.0 + rows, 65: 40.0 * rows})}})
 
     monkeypatch.setattr(measure, "measured", measured)

@@ -86,7 +86,7 @@ def test_what_is_no_want_of_memory_and_plain_steps_that_lack_it_are_told(target,
 def test_what_steps_cost_is_measured_without_trees_that_do_not_fit(target, monkeypatch):
     no_room_for(monkeypatch, 4, FULL["python"])
     engine = Engine(target, Recall(8))
-    costs = MEASURED(engine, 1)
+    costs = measure.whole(MEASURED(engine, 1))
     assert engine.room.most == 4
     assert all(max(curve.at) <= 4 for curve in costs.times[1].values())
 

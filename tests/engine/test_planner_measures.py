@@ -36,7 +36,7 @@ def test_what_nodes_cost_is_measured_by_nodes(monkeypatch):
     target, small = pair()
     engine = Engine(target, DraftModel(small, (1,) * 12), None, "adaptive")
     monkeypatch.setattr(measure, "ENOUGH", 1)
-    costs = MEASURED(engine, 1)
+    costs = measure.whole(MEASURED(engine, 1))
     curve = costs.times[1][64]
     assert curve.at == (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13)
     assert list(curve.times) == sorted(curve.times)
@@ -56,7 +56,7 @@ def test_a_machine_that_is_fast_enough_is_looked_at_more_often(seconds, each, mo
     monkeypatch.setattr(measure, "_on_cpu", look)
     monkeypatch.setattr(measure, "CONTEXTS", (8,))
     monkeypatch.setattr(measure, "SECONDS", seconds)
-    MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1)
+    measure.whole(MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1))
     assert {looks.count(shape) for shape in looks} == {each + 1}  # and one that warms up
 
 
@@ -71,7 +71,7 @@ def test_a_machine_that_slows_down_between_looks_does_not_make_drafts_dear(monke
 
     monkeypatch.setattr(measure, "_on_cpu", look)
     monkeypatch.setattr(measure, "CONTEXTS", (8,))
-    costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1)
+    costs = measure.whole(MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1))
     assert costs.times[1][8] == ((1, 2, 3), (4.0, 5.0, 6.0))  # of the least of each: 10 and 12
 
 
@@ -115,7 +115,7 @@ def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
     sizes = (1, *(size for size in measure.SIZES if size <= 9))
 
     def found(rows):
-        (curve,) = MEASURED(engine, rows).times[rows].values()
+        (curve,) = measure.whole(MEASURED(engine, rows)).times[rows].values()
         return curve.at
 
     assert found(1) == found(2) == sizes

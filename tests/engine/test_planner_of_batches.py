@@ -306,11 +306,11 @@ def test_one_row_is_measured_behind_a_long_text_and_reading_by_tokens(monkeypatc
     monkeypatch.setattr(measure, "CONTEXTS", (8, 24))
     monkeypatch.setattr(measure, "ENOUGH", 1)
     engine = Engine(target, DraftModel(small, (1, 1)), None, "adaptive")
-    costs = MEASURED(engine, 2)
+    costs = measure.whole(MEASURED(engine, 2))
     assert sorted(costs.times[2]) == [8]  # what a row adds by its length, it adds beside others
-    assert sorted(MEASURED(engine, 1).times[1]) == [8, 24]
+    assert sorted(measure.whole(MEASURED(engine, 1)).times[1]) == [8, 24]
     assert costs.reading == {2: pytest.approx(2.0)}
-    copies = MEASURED(Engine(target, PromptLookup(2), None, "adaptive"), 2)
+    copies = measure.whole(MEASURED(Engine(target, PromptLookup(2), None, "adaptive"), 2))
     assert copies.reading == {2: 0.0}
     assert Costs.parsed(costs.text()) == costs
 
@@ -326,7 +326,7 @@ def test_what_copies_take_by_chance_is_no_reading(monkeypatch):
     monkeypatch.setattr(measure, "_clock", clock)
     monkeypatch.setattr(measure, "ENOUGH", 1)
     engine = Engine(pair(vocab=64)[0], PromptLookup(2), None, "adaptive")
-    assert [MEASURED(engine, 1).reading for _ in range(6)] == [{1: 0.0}] * 6
+    assert [measure.whole(MEASURED(engine, 1)).reading for _ in range(6)] == [{1: 0.0}] * 6
 
 
 def test_others_at_work_on_the_cores_do_not_enter_what_steps_cost(monkeypatch):
@@ -337,6 +337,6 @@ def test_others_at_work_on_the_cores_do_not_enter_what_steps_cost(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: wall() + 60.0 * next(jumps))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(measure, "ENOUGH", 1)
-    costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 2)
+    costs = measure.whole(MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 2))
     assert all(max(curve.times) < 30_000 for curve in costs.times[2].values())
     assert costs.reading[2] < 1_000

@@ -1,11 +1,16 @@
 """A server that is ended while it answers: what is done in time is whole, the rest is told so."""
 
 import json
+import logging
+import socket
 import threading
 import time
 
 import pytest
 from served import BODY, asked, events, far, serving
+
+from outrider.server import http_server, serving as answers
+from outrider.server.engine_loop import EngineLoop
 
 
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
@@ -29,3 +34,50 @@ def test_whoever_waits_is_told_that_the_server_closes(shipped, opened):
             each.join(20)
     assert json.loads(last)["error"]["code"] == "closing"
     assert [(code, told["error"]["code"]) for code, told in got] == [(503, "closing")] * 2
+
+
+@pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
+def test_a_long_step_keeps_nobody_from_being_told(shipped, opened, monkeypatch):
+    """Sixteen long prompts being read: clients got a 500 without a word, and a server took 19 s."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def long(loop, lane, run):
+        begun.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(EngineLoop, "_step", long)
+    monkeypatch.setattr(answers, "JOIN_SECONDS", 0.1)
+    got = []
+    try:
+        with opened(shipped, grace=0.1) as server:
+            wait = threading.Thread(target=lambda: got.append(asked(server, BODY)))
+            wait.start()
+            assert begun.wait(20)
+            server.uvicorn.should_exit = True
+            wait.join(20)
+            server.thread.join(20)
+            assert not goes_on.is_set()
+            assert not server.thread.is_alive()
+    finally:
+        goes_on.set()
+        server.engine.join(20)
+    assert [(code, told["error"]["code"]) for code, told in got] == [(503, "closing")]
+
+
+def test_who_does_not_read_or_write_is_cut_off(shipped, monkeypatch, caplog):
+    monkeypatch.setattr(http_server, "_TOLD", 0.1)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    long = json.dumps(BODY | {"stream": True, "ignore_eos": True, "max_tokens": 480}).encode()
+    with serving(shipped, grace=0.1) as server, caplog.at_level(logging.ERROR):
+        place = server.socket.getsockname()
+        with socket.create_connection(place) as deaf, socket.create_connection(place) as half:
+            deaf.sendall(f"{head}content-length: {len(long)}\r\n\r\n".encode() + long)
+            half.sendall(f"{head}content-length: 500\r\n\r\n{{".encode())
+            ends = time.monotonic() + 20
+            while not server.engine.load.running:
+                assert time.monotonic() < ends
+                time.sleep(0.01)
+            server.uvicorn.should_exit = True
+            server.thread.join(20)
+            assert not server.thread.is_alive()
+    assert not caplog.records

@@ -215,12 +215,14 @@ def _run(
                 HttpServer(site, ends=True).run([place])
         finally:
             engine.close()
-            ended = engine.join(10)
+            ended = engine.join(0)
         if engine.fault is not None:
             fail(f"{type(engine.fault).__name__}: {engine.fault}")
-            if not ended:
-                os._exit(EXIT_ERROR)  # what stands still in a kernel keeps a process from its end
-            raise typer.Exit(EXIT_ERROR)
+        code = 0 if engine.fault is None else EXIT_ERROR
+        if not ended:
+            os._exit(code)  # a kernel under way keeps a process from its end
+        if code:
+            raise typer.Exit(code)
 
 
 class _Terminated(KeyboardInterrupt):

@@ -7,7 +7,8 @@
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import log
 from typing import Any, Literal, TypeVar, cast
@@ -184,6 +185,7 @@ class Engine:
         self.budget = budget.unspent()
         self._given = costs is not None and kept is None
         self._priced = 0  # up to so many rows all that is measured is known
+        self._estimated = False  # whether the costs are from a look, and are measured yet
         if graphs not in (True, False, "auto"):
             arguments.refuse("graphs", "True, False or 'auto'", graphs, "leave it out")
         self.graphs = graphs
@@ -256,24 +258,56 @@ class Engine:
         row always is, and more are estimated from fewer where it is over. Nothing is where that is
         postponed.
         """
+        missing = self._unpriced(max_num_seqs)
+        if missing and not budget.postponed() and not (missing[0] > 1 and self.budget.over()):
+            with self.budget.measuring("what steps cost"):
+                deque(self._pricing(missing), maxlen=0)
+        return self.costs
+
+    def pricing(self, max_num_seqs: int) -> Iterator[None]:
+        """The same for who has other things to do: it stops behind every look at the clock."""
+        yield from self._pricing(self._unpriced(max_num_seqs))
+
+    def estimate_costs(self) -> None:
+        """Take one look at a few steps, for who cannot wait until they are measured."""
+        if self.costs is None and self._unpriced(1):
+            with budget.under(budget.Budget(0.0)):
+                self.costs, self._estimated = measure.whole(measure.measured(self, 1)), True
+
+    def _unpriced(self, max_num_seqs: int) -> list[int]:
+        """The numbers of rows, up to so many, that are to be measured yet."""
         if not isinstance(self.planner, Adaptive) or self._given or max_num_seqs <= self._priced:
-            return self.costs
-        known = {} if self.costs is None else self.costs.times
+            return []
+        known = {} if self.costs is None or self._estimated else self.costs.times
         missing = [rows for rows in measure.upto(max_num_seqs) if rows not in known]
         if not missing:
             self._priced = max_num_seqs
-        if not missing or budget.postponed() or (known and self.budget.over()):
-            return self.costs
+        return missing
+
+    def _pricing(self, missing: Sequence[int]) -> Iterator[None]:
+        """One table after the other, each with its part of what is left of the budget."""
+        for left, rows in enumerate(missing):
+            if rows > 1 and self.budget.over():
+                break
+            with self.budget.part(1 / (len(missing) - left)):
+                work = measure.measured(self, rows)
+                while (more := self._look(work)) is None:
+                    yield
+            known = None if self._estimated else self.costs
+            self.costs, self._estimated = more if known is None else known.merged(more), False
+            if self.kept is not None:
+                self.kept(self.costs)
+
+    @inference
+    def _look(self, work: measure.Looks[Costs]) -> Costs | None:
+        """Go on with a measurement until its next stop; what it has found at its end."""
         with budget.under(self.budget) as allowed, allowed.measuring("what steps cost"):
-            for left, rows in enumerate(missing):
-                if self.costs is not None and allowed.over():
-                    break
-                with allowed.part(1 / (len(missing) - left)):
-                    more = measure.measured(self, rows)
-                self.costs = more if self.costs is None else self.costs.merged(more)
-                if self.kept is not None:
-                    self.kept(self.costs)
-        return self.costs
+            try:
+                next(work)
+            except StopIteration as end:
+                found: Costs = end.value
+                return found
+        return None
 
     def note_zero(self, ids: Sequence[int]) -> None:
         """Say once that nothing of the draft model is kept, and why; `ids` is a text of late."""

@@ -127,10 +127,14 @@ class EngineClient(ABC):
                 one.sink(output)
 
     def close(self) -> None:
-        """Take no more, end what runs, and stop."""
+        """Take no more, end what runs, and stop. Whoever waits is told now, however long the step
+        under way takes."""
         with self._lock:
             self._closing = True
             self._send(None)
+            left = [key for key, one in self._open.items() if not one.over]
+        why = EngineStoppedError("the server is closing")
+        self._receive([EngineOutput(key, error=why, over=True) for key in left])
 
     # ------------------------------------------------------------------ an engine's own
 

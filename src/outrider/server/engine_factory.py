@@ -3,6 +3,7 @@
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -105,8 +106,7 @@ def build_engine(
             return PromptScores(engine.target)
         if lane == SPEECH:
             return TranscriptionRunner(partial(_prompted, speculator))
-        engine.priced(1)  # more rows are not measured while a client waits
-        with budget.postponing():
+        with _unmeasured(engine):
             return EngineRun(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
 
     text = TextModelInfo(
@@ -123,14 +123,23 @@ def build_engine(
     return text, EngineLoop(run, room.max_num_seqs, deliver, most_still, ahead)
 
 
-def _measurements(engine: Engine, max_num_seqs: int) -> Iterator[None]:
-    """Measure what steps cost, a part at a time: of one row, without which no run begins, of all.
-
-    Nothing is done where nothing is missing."""
+def _measurements(engine: Engine, max_num_seqs: int) -> Iterator[bool]:
+    """Measure what steps cost, a look at a time: of one row, then of all. True: more is known."""
     for rows in (1, max_num_seqs):
         before = engine.costs
-        if engine.priced(rows) is not before:
-            yield
+        for _ in engine.pricing(rows):
+            known, before = engine.costs is not before, engine.costs
+            yield known
+        if engine.costs is not before:
+            yield True
+
+
+@contextmanager
+def _unmeasured(engine: Engine) -> Iterator[None]:
+    """In here a client waits: a look at what steps cost has to do until they are measured."""
+    engine.estimate_costs()
+    with budget.postponing():
+        yield
 
 
 def _prompted(speculator: Speculator, spoken: TranscriptionRequest) -> PromptedTranscription:
@@ -138,7 +147,8 @@ def _prompted(speculator: Speculator, spoken: TranscriptionRequest) -> PromptedT
     prompts = speculator.sound_prompts
     assert prompts is not None, "the route is there for models that hear"
     given = {"array": spoken.samples, "sampling_rate": prompts.rate}
-    return prompted(speculator.engine, prompts, given, spoken.settings)
+    with _unmeasured(speculator.engine):
+        return prompted(speculator.engine, prompts, given, spoken.settings)
 
 
 def _hears(
@@ -146,7 +156,8 @@ def _hears(
 ) -> tuple[SpeechModelInfo, Callable[[str], TranscriptionRunner]]:
     def begin(spoken: TranscriptionRequest) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}
-        return transcription(speculator.engine, hearing, given, spoken.settings)
+        with _unmeasured(speculator.engine):
+            return transcription(speculator.engine, hearing, given, spoken.settings)
 
     known = SpeechModelInfo(hearing.name, hearing.vocabulary, hearing.rate)
     return known, lambda lane: TranscriptionRunner(begin)

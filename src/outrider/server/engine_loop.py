@@ -124,7 +124,7 @@ class EngineLoop(threading.Thread):
     opened      makes a lane's run when its first request gets a row
     deliver     takes what has happened, once a turn, on this thread
     most_still  seconds without a turn's end after which it is given up; None: never
-    ahead       what is done while nobody asks, a part at a time; then lanes' runs are made anew
+    ahead       what is done while nobody asks, a part at a time; True: lanes' runs are made anew
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class EngineLoop(threading.Thread):
         rows: int,
         deliver: OutputCallback,
         most_still: float | None = None,
-        ahead: Iterator[None] | None = None,
+        ahead: Iterator[bool] | None = None,
     ) -> None:
         super().__init__(name="outrider-engine", daemon=True)
         self._most_still = most_still
@@ -234,11 +234,10 @@ class EngineLoop(threading.Thread):
         """One part of what is done ahead; runs that were made without it are over."""
         assert self._ahead is not None
         try:
-            next(self._ahead)
+            if next(self._ahead):
+                self._runs.clear()
         except StopIteration:
             self._ahead = None
-        else:
-            self._runs.clear()
 
     def _expire(self) -> None:
         now = time.monotonic()

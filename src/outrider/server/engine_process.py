@@ -199,8 +199,7 @@ class ProcessClient(EngineClient):
             if not self._closing:
                 self._fault = error
             left = [key for key, one in self._open.items() if not one.over]
-        why = self._fault or EngineStoppedError("the server is closing")
-        self._receive([EngineOutput(key, error=why, over=True) for key in left])
+        self._receive([EngineOutput(key, error=error, over=True) for key in left])
 
     def _revived(self, loss: EngineDeadError) -> bool:
         """Start another process in place of one that has ended; what is open goes on there."""

@@ -10,7 +10,7 @@ from outrider.server.app import Server
 
 HEADER_SECONDS = 30.0  #: in which the head of a request must be there, from its first byte on
 GRACE = 5.0  #: seconds in which answers under way may come to their end
-_TOLD = 3  #: seconds in which those that did not are told
+_TOLD = 1.0  #: seconds in which those that did not are told, or cut off
 
 
 class HeaderDeadline(asyncio.Protocol):
@@ -80,7 +80,9 @@ class HttpServer(uvicorn.Server):
     """Serves a site until a signal comes, and then what is under way for `grace` seconds more.
 
     What has not come to its end by then gets an error that says so: of a stream an event, else a
-    503. uvicorn alone would cut connections off. One that `ends` does so when its engine has, too.
+    503. uvicorn alone would cut connections off; here those are whose clients do not read what they
+    are told, or have not sent all of what they ask. One that `ends` does so when its engine has,
+    too.
     """
 
     def __init__(self, site: Server, grace: float = GRACE, ends: bool = False) -> None:
@@ -89,7 +91,6 @@ class HttpServer(uvicorn.Server):
             ws="none",
             log_level="warning",
             log_config=None,  # its own would close the handlers of everybody else's loggers
-            timeout_graceful_shutdown=int(grace) + _TOLD,
         )
         super().__init__(config)
         self._engine, self._grace, self._ends = site.engine, grace, ends
@@ -102,8 +103,16 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nobody more, wait, and close."""
-        late = asyncio.get_running_loop().call_later(self._grace, self._engine.close)
+        later = asyncio.get_running_loop().call_later
+        late = later(self._grace, self._engine.close), later(self._grace + _TOLD, self._cut_off)
         try:
             await super().shutdown(sockets)
         finally:
-            late.cancel()
+            for each in late:
+                each.cancel()
+
+    def _cut_off(self) -> None:
+        """Close what is open still: those who wait there were told."""
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()

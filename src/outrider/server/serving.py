@@ -73,6 +73,9 @@ class RequestHandler:
         )
 
 
+JOIN_SECONDS = 2.0  #: that an engine which nobody waits for has for the step under way
+
+
 @asynccontextmanager
 async def running(
     engine: EngineClient, counted: Callable[[Sequence[EngineOutput]], None] | None = None
@@ -95,7 +98,7 @@ async def running(
         yield
     finally:
         engine.close()
-        await asyncio.to_thread(engine.join, 10)
+        await asyncio.to_thread(engine.join, JOIN_SECONDS)
 
 
 #: What choices say, as it comes.

@@ -120,7 +120,7 @@ def publish(result: Result, task: Task) -> str:
     speculator = load(
         task.target, task.out, num_speculative_tokens=DEPTH, trust_remote_code=task.trust
     )
-    costs = measure.measured(speculator.engine, 1)
+    costs = measure.whole(measure.measured(speculator.engine, 1))
     speed = {each: _speed(result.after, each, costs) for each in TEMPERATURES}
     weights = sum(path.stat().st_size for path in task.out.glob("*.safetensors"))
     learnt = sum(result.learnt.values())

@@ -16,13 +16,16 @@ node more where it is arithmetic that takes the time: a tree that is nearly free
 costs several plain steps behind a long one. So one row is timed behind a long text, too, of which
 most is copies of a few read tokens, and other lengths are on the line through both. What a row adds
 by its length is its own: more rows add as much each.
+
+A measurement is a generator that stops behind every look: a server goes on with it while nobody
+asks.
 """
 
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -58,8 +61,11 @@ _IN_A_ROW = 4  #: steps that are timed together on a device
 _MOST_NODES = 512  #: of all rows together; what lies above is as between the last two sizes
 
 
+T = TypeVar("T")
 #: The verbs of one step.
 Step: TypeAlias = Callable[[Batch, DraftShape], GraphedStep]
+#: Work that stops behind every look at the clock, where other steps may be made.
+Looks: TypeAlias = Generator[None, None, T]
 
 
 class Stepping(Protocol):
@@ -107,7 +113,17 @@ def upto(max_num_seqs: int) -> list[int]:
 
 
 @inference
-def measured(engine: Stepping, rows: int) -> Costs:
+def whole(work: Looks[T]) -> T:
+    """What it finds, without a stop."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def measured(engine: Stepping, rows: int) -> Looks[Costs]:
     """Milliseconds of a step of so many rows, by nodes; of one row by its context, too."""
     allowed = budget.current()
     most = max(shape.max_nodes for shape in engine.shapes)
@@ -115,13 +131,16 @@ def measured(engine: Stepping, rows: int) -> Costs:
     short = min(CONTEXTS[0], room)
     batch = _made_up(engine, rows, short)
     long = min(_long(batch.cache), room)
+    yield
     alone = rows > 1 or long <= short or long < min(READ_ALL, CONTEXTS[-1])
     with allowed.part(1.0 if alone else _FIRST):
-        first = _curve(engine, batch, SIZES)
+        first = yield from _curve(engine, batch, SIZES)
     found, reading = {short: first}, _reading(engine, batch)
     steps = _LONGER if skimmable(batch.cache) else 2 * _LONGER
     if not alone and allowed.left >= steps * first.times[0] / 1e3:
-        some = _curve(engine, _made_up(engine, rows, long), KEY if allowed.limited else FEW)
+        yield
+        sizes = KEY if allowed.limited else FEW
+        some = yield from _curve(engine, _made_up(engine, rows, long), sizes)
         each = zip(some.at, some.times, strict=True)
         longer = Curve.of({n: max(took - first.milliseconds(n), 0.0) for n, took in each})
         found[long] = Curve.of(
@@ -139,7 +158,7 @@ def _long(cache: object) -> int:
     return min(CONTEXTS[-1], max(least, ENTRIES // max(each, 1)))
 
 
-def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
+def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Looks[Curve]:
     """By nodes of a row."""
     shapes = _timed(engine.shapes, batch.rows, sizes, largest=max(sizes) > max(KEY))
     device, step = torch.device(engine.target.device), engine.stepper()
@@ -158,13 +177,15 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
             shapes = _timed(engine.shapes, batch.rows, KEY, largest=False)
     start = _with_room(engine, batch, shapes)
     rounds: list[dict[int, float]] = []
-    until = time.monotonic() + SECONDS
+    spent = 0.0
     for count in range(ENOUGH + 1):
         took: dict[int, float] = {}
         # Up and down in turn: a plain step right behind a large one takes a quarter more.
         for shape in shapes if count % 2 else reversed(shapes):
             if engine.room.fitting(shape) is not shape:
                 continue
+            yield
+            began = time.monotonic()
             try:
                 nodes, each = look(start, shape)
             except (MemoryError, RuntimeError) as error:
@@ -172,9 +193,10 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
                     raise
                 continue
             took[nodes] = min(each, took.get(nodes, each))
+            spent += time.monotonic() - began
         if count or allowed.over():
             rounds.append(took)
-        if allowed.over() or (len(rounds) >= least and time.monotonic() > until):
+        if allowed.over() or (len(rounds) >= least and spent > SECONDS):
             break
     return _beyond(_of_plain(rounds), beyond)
 
