@@ -94,6 +94,15 @@ def test_stop(given, parts):
         Stop(**given)
 
 
+def test_no_more_tokens_are_wanted_at_least_than_at_most(shipped):
+    for more in ({}, {"beams": outrider.Beams(2)}):
+        with refused("min_new_tokens must be max_new_tokens=8 or fewer", "got 9", "raise max_new"):
+            shipped.plain().generate(
+                ["x"] * 2, SamplingParams(0, min_new_tokens=9), Stop(8), **more
+            )
+    assert shipped.plain().generate("x", SamplingParams(0, min_new_tokens=8), Stop(8)).texts
+
+
 def test_numbers_of_numpy_and_torch_are_numbers():
     how = SamplingParams(
         np.float32(0.5),
@@ -404,3 +413,25 @@ def test_copies_of_the_largest_seed_are_drawn():
     speculator = load(llama(), **PLAIN)
     how = SamplingParams(1.0, seed=2**64 - 1)
     assert len(speculator.generate([5, 6], how, SHORT, num_return_sequences=2).completions) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        (["a.Q8_0.gguf", "b.gguf"], ["GGUF files", "name one of them: .*a.Q8_0.gguf"]),
+        (["vocab.deen.spm", "model.bin"], ["Marian's own files", "seq2seq.marian_file .* INTO"]),
+        (["model.bin", "config.json", "shared_vocabulary.json"], ["CTranslate2's files"]),
+        (["ggml-base.bin"], ["whisper.cpp's files"]),
+        (["consolidated.00.pth", "params.json"], ["their author's own form"]),
+        (["model.onnx"], ["ONNX files"]),
+        (["base.pt"], ["files of torch alone"]),
+        (["notes.txt"], ["no local folder with a config.json"]),
+        (["source.spm", "config.json"], ["whose config.json cannot be used"]),  # transformers' own
+    ],
+)
+def test_folders_of_other_programs_say_what_they_are(tmp_path, files, parts):
+    """They were called no folder with a config.json, or a name of the hub."""
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with refused(*parts):
+        load(tmp_path)

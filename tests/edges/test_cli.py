@@ -282,3 +282,33 @@ def test_verbose_describes_a_beam_search(outrider):
     assert "rule" not in err
     assert "planner" not in err
     assert re.search(r"^beam search: \d+ calls of the target for 8 tokens, took \d+ ms$", err, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("generate x -m A --model=B", ["--model", "'A' and 'B'"]),
+        ("generate x -t 0 --temperature 0.5", ["--temperature", "'0' and '0.5'"]),
+        ("serve --port 1 --port 2", ["--port", "'1' and '2'"]),
+        ("transcribe a.wav --language en --language de", ["--language", "'en' and 'de'"]),
+        ("chat --model A --model B", ["--model", "'A' and 'B'"]),
+        ("batch a b --max-num-seqs 1 --max-num-seqs 2", ["--max-num-seqs", "'1' and '2'"]),
+        ("bench peers --limit 1 --limit 2", ["--limit", "'1' and '2'"]),
+        (
+            "serve --per-request-metrics --no-per-request-metrics",
+            ["got --per-request-metrics and --no-per-request-metrics"],
+        ),
+    ],
+)
+def test_two_values_of_an_option_that_has_one_are_refused(outrider, words, parts):
+    """The last one won without a word: `--model A --model B` was B."""
+    code, _, err = outrider(*words.split())
+    assert code == 2
+    assert all(part in err for part in (*parts, "give one of them"))
+
+
+@pytest.mark.parametrize("more", ["--cors-origin a --cors-origin b", "--no-auth --no-auth", ""])
+def test_what_may_be_repeated_is(outrider, more):
+    code, _, err = outrider(*f"serve --model A -m A {more} --timeout -1 --port 0".split())
+    assert code == 2
+    assert ("--timeout" if "cors" not in more else "--cors-origin") in err

@@ -335,3 +335,48 @@ def test_a_text_is_the_same_after_what_was_refused(server):
     before = write(server.client(), seed=3).choices[0].text
     refused(server, 400, BODY | {"logit_bias": {"999999": 1}})
     assert streamed(server.client(), seed=3)[0] == before
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+SCHEMA = {"type": "json_schema"}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param", "word"),
+    [
+        ("completions", {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "max_tokens=8; got 9"),
+        ("completions", {"min_tokens": 17}, "min_tokens", "max_tokens=16; got 17"),
+        ("completions", {"n": 3, "best_of": 2}, "best_of", "less than n"),
+        ("completions", {"stop": 5}, "stop", "text or a list is wanted"),
+        ("completions", {"logit_bias": [5]}, "logit_bias", "an object is wanted"),
+        ("completions", {"stream_options": {}}, "stream_options", "set stream"),
+        ("completions", {"response_format": "json"}, "response_format", "an object is wanted"),
+        ("completions", {"response_format": {}}, "response_format.type", "required"),
+        ("completions", {"response_format": SCHEMA}, "response_format.json_schema", "without it"),
+        (
+            "completions",
+            {"response_format": {"type": "text", "json_schema": {"name": "x", "schema": {}}}},
+            "response_format.json_schema",
+            "got type 'text'; leave it out",
+        ),
+        ("chat/completions", {"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ("chat/completions", {"tools": [TOOL, TOOL]}, "tools", "one name"),
+        (
+            "chat/completions",
+            {"tools": [TOOL], "tool_choice": {"type": "function"}},
+            "tool_choice.function",
+            "required",
+        ),
+        ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ("responses", {"text": {"format": SCHEMA}}, "text.format.schema", "without it"),
+    ],
+)
+def test_what_does_not_go_together_names_its_field(server, path, more, param, word):
+    """Such errors named none, or said what nobody had sent: `min_tokens` over `max_tokens` was
+    taken."""
+    body = {"completions": {"prompt": "x"}, "responses": {"input": "x"}}.get(
+        path, {"messages": [{"role": "user", "content": "x"}]}
+    )
+    code, told = asked(server, {"model": NAME, **body, **more}, f"/v1/{path}")
+    assert (code, told["error"]["param"]) == (400, param)
+    assert word in told["error"]["message"]

@@ -1,5 +1,6 @@
 """The program `outrider`: its commands, what other distributions add, and its exit codes."""
 
+import copy
 import errno
 import functools
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 import outrider
 from outrider import arguments, lazy
@@ -44,6 +46,37 @@ def register(app: typer.Typer) -> None:
         if name not in found:
             told = f"`outrider {name}` needs {distribution}, which is not installed"
             _refuse(app, name, f"{told}; pip install {distribution}", hidden=True)
+    _once(app)
+
+
+class _Once(TyperCommand):
+    """A command that refuses two values of an option of which one counts."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read what was typed."""
+        single = [one for one in self.params if isinstance(one, TyperOption) and not one.multiple]
+        every, repeated = copy.copy(self), [copy.copy(one) for one in single]
+        for one in repeated:
+            one.multiple = True
+        every.params = [one for one in self.params if one not in single] + list(repeated)
+        typed, _, _ = every.make_parser(ctx).parse_args(args=list(args))
+        for one in single:
+            said = list(dict.fromkeys(typed.get(one.name, ())))
+            if len(said) > 1:
+                flags = [*one.opts[:1], *one.secondary_opts] if one.is_flag else map(repr, said)
+                flag = max((*one.opts, *one.secondary_opts), key=len)
+                what = f"{flag} has one value; got {' and '.join(flags)}; give one of them"
+                raise ConfigurationError(what)
+        return super().parse_args(ctx, args)
+
+
+def _once(app: typer.Typer) -> None:
+    """Have all commands refuse what would be lost."""
+    for command in app.registered_commands:
+        command.cls = _Once
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _once(group.typer_instance)
 
 
 def _add(app: typer.Typer, point: metadata.EntryPoint) -> None:

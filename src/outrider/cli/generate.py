@@ -149,7 +149,7 @@ def generate(
     import_lean()
     from outrider.resolve_config import seen
     from outrider.sampling.sampling_params import SamplingParams
-    from outrider.text.output_text import Stop
+    from outrider.text.output_text import Stop, check_least
     from outrider.text.speculator import Speculator
 
     _one_document(as_json, stream or trace)
@@ -168,8 +168,9 @@ def generate(
         "min_new_tokens": min_new_tokens,
     }
     said = {name: value for name, value in every.items() if value is not None}
-    SamplingParams(**said)  # type: ignore[arg-type]  # before a model is read
+    sampling = SamplingParams(**said)  # type: ignore[arg-type]  # before a model is read
     end = Stop(max_new_tokens, tuple(stop or ()))
+    check_least([sampling], [end])
     media = attached(image or (), audio or ())
     chat = chat or bool(media)
     _said(chat, system, source)

@@ -109,11 +109,7 @@ class ModelSource:
         except RemoteCodeRefused:
             raise
         except Exception as error:  # whatever somebody else's file makes transformers raise
-            files = sorted(Path(given).glob("*.gguf"))
-            if files and not (Path(given) / "config.json").is_file():
-                arguments.refuse(
-                    f"the {role} model", "named by its file", str(given), f"name {files[0]}"
-                )
+            unsupported.check_files(Path(given), role)
             kind = "no local folder with a config.json and no hub name that can be reached"
             if self._how:
                 kind = "no GGUF file that can be read"

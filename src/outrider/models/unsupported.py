@@ -4,6 +4,7 @@ A refusal is a promise kept: the alternative is text that silently follows anoth
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 import transformers
@@ -300,3 +301,33 @@ def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:
             f"the weights of {what} are no numbers; got NaN or infinity in {len(bad)} of "
             f"{len(weights)} tensors, first {bad[0]}; download it again, or save it once more"
         )
+
+
+_CTRANSLATE2 = "*vocabulary.*"
+#: What folders hold that other programs read, and what to give in its place.
+_ELSEWHERE = {
+    "*.gguf": ("GGUF files", "name one of them: {file}"),
+    "*.spm": (
+        "Marian's own files",
+        "translators with SSRU cells are converted by `python -m outrider.models.seq2seq."
+        "marian_file {folder} INTO`; others come as transformers' folders (Helsinki-NLP/opus-mt-*)",
+    ),
+    _CTRANSLATE2: ("CTranslate2's files", "give the model that they were converted from"),
+    "ggml-*.bin": ("whisper.cpp's files", "give a folder of transformers (openai/whisper-*)"),
+    "consolidated*": (
+        "weights in their author's own form",
+        "give the folder that transformers has",
+    ),
+    "*.onnx": ("ONNX files", "give the model that they were exported from"),
+    "*.pt": ("files of torch alone", "give a folder with config.json, as transformers saves it"),
+}
+
+
+def check_files(folder: Path, role: str) -> None:
+    """Refuse a folder of another program's files, or of Marian's own, which says what it is."""
+    for pattern, (what, do) in _ELSEWHERE.items() if folder.is_dir() else ():
+        files = sorted(folder.glob(pattern))
+        # CTranslate2 has a config.json of its own; any other is of a model that is broken
+        if files and (pattern == _CTRANSLATE2 or not (folder / "config.json").is_file()):
+            do = do.format(file=files[0], folder=folder)
+            raise ConfigurationError(f"the {role} model is {what}; got {str(folder)!r}; {do}")

@@ -16,7 +16,7 @@ from outrider.errors import (
     PromptError,
 )
 from outrider.server.engine_loop import Broken, EngineStoppedError, QueueFullError
-from outrider.server.messages import JsonObject
+from outrider.server.messages import FieldError, JsonObject
 
 
 class APIError(Exception):
@@ -36,7 +36,8 @@ def unknown_model(name: str, served: Sequence[str]) -> APIError:
 
 
 #: How pydantic names a kind that it tried: list[str], InputMessage; not a form's field[].
-_TRIED = re.compile(r"str|.*\[.+\]|[A-Z]\w+(Item|Message)")
+_TRIED = re.compile(r"str|.*\[.+\]|[A-Z]\w+(Item|Message|Tool|Choice)")
+_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 #: What a request itself is to blame for; other errors of ours are the server's.
 _ITS_OWN = (ConfigurationError, PromptError, CapacityError, AudioError, ImageError)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
@@ -81,20 +82,33 @@ def from_validation_error(error: RequestValidationError) -> JSONResponse:
     return JSONResponse(rejected(error.errors()), 400)
 
 
+def _tried_in_vain(error: Any) -> bool:
+    """Whether it says of one kind that a field may be that something else was sent."""
+    kind, last, given = error["type"], error["loc"][-1:], error.get("input")
+    word = kind == "literal_error" and str(*last).startswith("literal[")
+    return (kind, last) == ("string_type", ("str",)) or (word and isinstance(given, dict))
+
+
 def rejected(errors: Sequence[Any]) -> JsonObject:
     """The body of an error: the first of pydantic's, with the field's name.
 
-    Where text or a list may stand, what is wrong in a list is said, not that it is no text.
+    Where text or a list may stand, what is wrong in a list is said, not that it is no text; of an
+    object that may be a word, what is wrong in it.
     """
-    told = (one for one in errors if (one["type"], one["loc"][-1:]) != ("string_type", ("str",)))
-    first = next(told, errors[0])
+    first = next((one for one in errors if not _tried_in_vain(one)), errors[0])
     broken = first["type"] == "json_invalid"  # its place is a character, no field
     place = [] if broken else [str(part) for part in first["loc"] if part != "body"]
     extra = first["type"] == "extra_forbidden"
     # where a field may be of several kinds, pydantic adds the one that it tried, which nobody sent
     sent = place if extra else [part for part in place if not _TRIED.fullmatch(part)]
-    param = ".".join(sent) or None
     reason = str(first["msg"]).removeprefix("Value error, ")
+    if isinstance(blamed := first.get("ctx", {}).get("error"), FieldError):
+        return content(reason, 400, ".".join([*sent, blamed.param]))
+    if first["type"] in _OBJECT:
+        reason = "an object is wanted"
+    elif first["type"] == "list_type" and errors[0]["type"] == "string_type":
+        reason = "text or a list is wanted"
+    param = ".".join(sent) or None
     if extra:
         reason = "this field is not supported; leave it out"
     message = f"{param}: {reason}" if param else reason

@@ -22,6 +22,15 @@ from outrider import arguments
 #: An object of JSON, as it is read or written.
 JsonObject: TypeAlias = dict[str, Any]
 
+
+class FieldError(ValueError):
+    """A body that cannot be, by the fault of one of its fields."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 # What every body and part of one has in common: no field that is not listed, null is left out.
 
 
@@ -163,14 +172,18 @@ class Message(Body):
             own = ("tool_calls", "reasoning_content", "refusal", "annotations")
             for field, given in arguments.fields_of(self, own).items():
                 if given is not None:
-                    raise ValueError(f"{field} is an assistant's; got role {self.role!r}")
+                    raise FieldError(field, f"{field} is an assistant's; got role {self.role!r}")
         if self.media and self.role not in ("user", "tool"):
-            raise ValueError(f"images and recordings are a user's; got role {self.role!r}")
+            raise FieldError(
+                "content", f"images and recordings are a user's; got role {self.role!r}"
+            )
         if (self.role == "tool") != (self.tool_call_id is not None):
-            raise ValueError("tool_call_id goes with role 'tool', and with no other")
+            raise FieldError(
+                "tool_call_id", "tool_call_id goes with role 'tool', and with no other"
+            )
         said = self.content is not None or self.tool_calls or self.refusal is not None
         if not said:
-            raise ValueError("content is missing; write text, or parts of it")
+            raise FieldError("content", "content is missing; write text, or parts of it")
         return self
 
     @property
@@ -276,12 +289,12 @@ class Allowed:
 def allowed(
     tools: list[Tool] | None, choice: ToolChoice | None, several: bool | None
 ) -> Allowed | None:
-    """What may be called; None: nothing. Raises ValueError for a choice without its tool."""
+    """What may be called; None: nothing. Raises FieldError for a choice without its tool."""
     every = {tool.function.name: tool.function for tool in tools or ()}
     if len(every) < len(tools or ()):
-        raise ValueError("tools: two functions have one name; give each its own")
+        raise FieldError("tools", "tools: two functions have one name; give each its own")
     if choice not in (None, "none", "auto") and not every:
-        raise ValueError("tool_choice needs tools: give tools, or leave it out")
+        raise FieldError("tool_choice", "tool_choice needs tools: give tools, or leave it out")
     if not every or choice == "none":
         return None
     together = True if several is None else several
@@ -293,7 +306,9 @@ def allowed(
         chosen = list(every)
     strange = next((name for name in chosen if name not in every), None)
     if strange is not None:
-        raise ValueError(f"tool_choice names {strange!r}, which is not among the tools")
+        raise FieldError(
+            "tool_choice", f"tool_choice names {strange!r}, which is not among the tools"
+        )
     named = isinstance(choice, NamedTool)
     must = named or choice == "required"
     if isinstance(choice, AllowedChoice):

@@ -12,6 +12,7 @@ from outrider import arguments
 from outrider.server.messages import (
     MOST_TOOLS,
     Body,
+    FieldError,
     JsonObject,
     Message,
     TextPart,
@@ -52,6 +53,13 @@ class StreamOptions(Body):
     chunk_tokens: Literal[1] | None = None  #: a chunk for every token, not for every step
 
 
+def goes_with_type(field: str, kind: str, schema: object) -> None:
+    """Refuse a format that wants a schema and has none, or has one that it does not want."""
+    if (kind == "json_schema") != (schema is not None):
+        what = f"{field} goes with type 'json_schema', and with no other; got type {kind!r}"
+        raise FieldError(field, what + (" without it" if schema is None else "; leave it out"))
+
+
 class JsonSchema(Body):
     """A schema that an answer follows."""
 
@@ -69,8 +77,7 @@ class ResponseFormat(Body):
 
     @model_validator(mode="after")
     def _has_schema(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema goes with type 'json_schema', and with no other")
+        goes_with_type("json_schema", self.type, self.json_schema)
         return self
 
 
@@ -86,7 +93,7 @@ class StructuredOutputs(Body):
     @model_validator(mode="after")
     def _one(self) -> "StructuredOutputs":
         if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError("one of json, regex, choice, grammar and json_object is asked for")
+            raise ValueError("give one of json, regex, choice, grammar and json_object")
         return self
 
 
@@ -178,19 +185,25 @@ class BaseRequest(Routing):
         if self.response_format is not None and self.response_format.type == "text":
             asked.remove("response_format")
         if len(asked) > 1:
-            raise ValueError(f"{' and '.join(asked)} exclude each other: give one")
+            raise FieldError(asked[0], f"{' and '.join(asked)} exclude each other: give one")
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs is for whole answers: leave it or stream out")
+            raise FieldError(
+                "prompt_logprobs", "prompt_logprobs is for whole answers: leave it or stream out"
+            )
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options are for streams: set stream, or leave them out")
+            raise FieldError(
+                "stream_options", "stream_options are for streams: set stream, or leave them out"
+            )
         if self.resume is not None and not self.stream:
-            raise ValueError("resume is for streams: set stream, or leave it out")
+            raise FieldError("resume", "resume is for streams: set stream, or leave it out")
         return self
 
     def _has_logprobs(self, asked: bool) -> None:
         """A law of log-probabilities goes with these."""
         if "logprobs_law" in self.model_fields_set and not asked:
-            raise ValueError("logprobs_law needs logprobs: set logprobs, or leave it out")
+            raise FieldError(
+                "logprobs_law", "logprobs_law needs logprobs: set logprobs, or leave it out"
+            )
 
 
 class CompletionRequest(BaseRequest):
@@ -215,19 +228,26 @@ class CompletionRequest(BaseRequest):
         several = isinstance(prompts, list) and not isinstance(prompts[0] if prompts else 0, int)
         if isinstance(prompts, list) and several and len(prompts) > MOST_PROMPTS:
             what = f"prompt: at most {MOST_PROMPTS} prompts in one request; got {len(prompts)}"
-            raise ValueError(what)
+            raise FieldError("prompt", what)
         return given
 
     @model_validator(mode="after")
     def _choosing(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of < self.n:
-            raise ValueError(f"best_of is less than n; got {self.best_of} for n={self.n}")
+            raise FieldError(
+                "best_of", f"best_of is less than n; got {self.best_of} for n={self.n}"
+            )
         if self.best_of not in (None, self.n) and self.stream:
-            raise ValueError("best_of chooses when all are written: leave it or stream out")
+            raise FieldError(
+                "best_of", "best_of chooses when all are written: leave it or stream out"
+            )
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens is 0, which goes with echo alone; give a number")
+            raise FieldError(
+                "max_tokens", "max_tokens is 0, which goes with echo alone; give a number"
+            )
         if self.echo and self.logprobs is not None and self.stream:
-            raise ValueError("echo with logprobs is for whole answers: leave one of them out")
+            what = "echo with logprobs is for whole answers: leave one of them out"
+            raise FieldError("echo", what)
         self._has_logprobs(self.logprobs is not None)
         return self
 
@@ -248,10 +268,14 @@ class ChatCompletionRequest(BaseRequest):
     @model_validator(mode="after")
     def _budget_and_logs(self) -> "ChatCompletionRequest":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens and max_completion_tokens are one thing: give one")
+            raise FieldError(
+                "max_tokens", "max_tokens and max_completion_tokens are one thing: give one"
+            )
         allowed(self.tools, self.tool_choice, self.parallel_tool_calls)  # or says what is wrong
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: set logprobs, or leave it out")
+            raise FieldError(
+                "top_logprobs", "top_logprobs needs logprobs: set logprobs, or leave it out"
+            )
         self._has_logprobs(self.logprobs)
         return self
 

@@ -154,7 +154,12 @@ class RequestParser:
                 index = len(choices)
                 had = sent[index].token_ids
                 self._within("resume", had)
-                left = self._budget(ids, asked, method, stands) - len(had)
+                most_tokens = self._budget(ids, asked, method, stands)
+                if (body.min_tokens or 0) > most_tokens:
+                    what = f"min_tokens is at most {asked.budget}={most_tokens}"
+                    what += f"; got {body.min_tokens}; lower it, or raise {asked.budget}"
+                    raise APIError(what, "min_tokens")
+                left = most_tokens - len(had)
                 if left < 1 and sent[index].finish_reason is None and asked.given != 0:
                     raise APIError(f"choice {index} has all of its tokens already", "resume")
                 request = Request(

@@ -16,7 +16,7 @@ from outrider.server.messages import (
     JsonObject,
     NamedFunction,
 )
-from outrider.server.protocol import ChatCompletionRequest, Count, StreamOptions
+from outrider.server.protocol import ChatCompletionRequest, Count, StreamOptions, goes_with_type
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -122,8 +122,7 @@ class TextFormat(Body):
 
     @model_validator(mode="after")
     def _has_schema(self) -> "TextFormat":
-        if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("schema goes with type 'json_schema', and with no other")
+        goes_with_type("schema", self.type, self.schema_)
         return self
 
 

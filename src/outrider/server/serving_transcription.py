@@ -21,7 +21,7 @@ from outrider.server.batch_runners import SPEECH, TranscriptionOutput, Transcrip
 from outrider.server.engine_client import EngineClient
 from outrider.server.engine_loop import Broken, EngineRequest, EngineStoppedError, QueueFullError
 from outrider.server.errors import APIError, response, to_response, unknown_model
-from outrider.server.messages import JsonObject
+from outrider.server.messages import FieldError, JsonObject
 from outrider.server.metrics import ServerMetrics
 from outrider.server.model_info import SpeechModelInfo
 from outrider.server.serving import unless_gone
@@ -61,9 +61,15 @@ class TranscriptionForm(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> "TranscriptionForm":
         if self.timestamp_granularities and self.response_format != "verbose_json":
-            raise ValueError("timestamp_granularities need response_format 'verbose_json'")
+            raise FieldError(
+                "timestamp_granularities",
+                "timestamp_granularities need response_format 'verbose_json'",
+            )
         if self.stream and self.response_format not in ("json", "text"):
-            raise ValueError("a stream has text alone: response_format must be 'json' or 'text'")
+            raise FieldError(
+                "response_format",
+                "a stream has text alone: response_format must be 'json' or 'text'",
+            )
         return self
 
 

@@ -6,7 +6,7 @@ from outrider.errors import OutriderError
 from outrider.models.config import found
 from outrider.server.chat_prompts import chat_prompt
 from outrider.server.errors import APIError, rejected, unknown_model
-from outrider.server.messages import Body, JsonObject, Message, Tool
+from outrider.server.messages import Body, FieldError, JsonObject, Message, Tool
 from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import ChatCompletionRequest, Size
 from outrider.server.request_parsing import RequestParser
@@ -28,9 +28,11 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _one(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt or messages: give one of them")
+            raise FieldError("prompt", "prompt or messages: give one of them")
         if self.prompt is not None and not _is_text(self.prompt):
-            raise ValueError("prompt has half a character (a lone surrogate); leave it out")
+            raise FieldError(
+                "prompt", "prompt has half a character (a lone surrogate); leave it out"
+            )
         if self.messages is None and (self.tools or self.chat_template_kwargs):
             raise ValueError("tools and chat_template_kwargs go with messages")
         return self

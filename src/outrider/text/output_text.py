@@ -13,6 +13,7 @@ from outrider.engine.outputs import StepOutput
 from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError
 from outrider.models.token_bytes import spelling_of
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import RequestStats, Stats
 from outrider.types import Tokenizer
 
@@ -133,6 +134,15 @@ class Stop:
             what, do = "a tuple of token ids", "write token_ids=(2,), or () for no stop token"
             ids = arguments.several("token_ids", self.token_ids, what, do, _is_token, ordered=False)
             object.__setattr__(self, "token_ids", ids)
+
+
+def check_least(settings: Sequence[SamplingParams], stops: Sequence[Stop]) -> None:
+    """Refuse `min_new_tokens` where there may not be as many."""
+    for one, stop in zip(settings, stops, strict=True):
+        most = stop.max_new_tokens
+        if most is not None and one.min_new_tokens > most:
+            what, do = f"max_new_tokens={most} or fewer", "lower it, or raise max_new_tokens"
+            arguments.refuse("min_new_tokens", what, one.min_new_tokens, do)
 
 
 def stop_ids(

@@ -24,6 +24,7 @@ from outrider.text.output_text import (
     NearTie,
     Stop,
     Stream,
+    check_least,
     stop_ids,
 )
 from outrider.text.prompts import (
@@ -270,6 +271,7 @@ class Speculator:
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         usual = SamplingParams(**self.defaults.sampling)
         settings = broadcast_setting("sampling", sampling, usual, len(asked.prompts))
+        check_least(settings, stops)
         do = "use 1 for one completion"
         copies = arguments.whole("num_return_sequences", num_return_sequences, do, least=1)
         if capacity is not None:
@@ -315,6 +317,7 @@ class Speculator:
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         check(stops, {name: value for name, value in options.items() if value})
         settings = broadcast_setting("sampling", sampling, SamplingParams(0), len(asked.prompts))
+        check_least(settings, stops)
         limits = [StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in stops]
         ruled = self._ruled(settings, asked.prompts, rules)
         return beamed(self.engine, self.tokenizer, asked, ruled, limits, beams, adapters)
