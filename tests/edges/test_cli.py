@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -312,3 +313,17 @@ def test_what_may_be_repeated_is(outrider, more):
     code, _, err = outrider(*f"serve --model A -m A {more} --timeout -1 --port 0".split())
     assert code == 2
     assert ("--timeout" if "cors" not in more else "--cors-origin") in err
+
+
+@pytest.mark.parametrize("words", [(None, None), ("-", None), (None, Path("-"))])
+def test_a_prompt_of_standard_input_is_named_as_a_source_is(monkeypatch, words):
+    """`generate -` went on from a hyphen."""
+    given = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfone\r\ntwo"), "utf-8")
+    monkeypatch.setattr(sys, "stdin", given)
+    assert console.read_prompt(*words) == "one\r\ntwo"
+
+
+def test_the_mark_that_editors_begin_a_file_with_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfThe sky")
+    assert console.read_prompt(None, tmp_path / "a.txt") == "The sky"
+    assert console.read_source(str(tmp_path / "a.txt")) == "The sky"

@@ -206,7 +206,7 @@ def read_tools(file: Path, speculator: "Speculator") -> list[Message]:
     Raises PromptError for another file, and for a model whose chat template knows of no tools.
     """
     try:
-        found: Any = json.loads(file.read_text("utf-8"))
+        found: Any = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         do = "write a JSON list of tools"
         raise PromptError(f"no tools to read; got {str(file)!r} ({error}); {do}") from error

@@ -225,12 +225,14 @@ _ENDING = re.compile(
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, a file, or standard input; never an empty one."""
+    """The prompt from the argument, a file, or standard input ("-", too); never an empty one."""
     if prompt is not None and file is not None:
         raise ConfigurationError("got both a prompt and --file; give one of them")
     text = prompt
-    if text is None:
-        text = read_input("prompt") if file is None else read_file(file, "prompt")
+    if INPUT in (prompt, str(file)) or (prompt is None and file is None):
+        text = read_input("prompt")
+    elif file is not None:
+        text = read_file(file, "prompt")
     if not text:
         raise PromptError("the prompt is empty; got ''; give at least one character")
     return text
@@ -282,7 +284,7 @@ def named_file(given: str, what: str) -> Path | None:
 
 def _decoded(raw: bytes, where: str) -> str:
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")  # editors of Windows begin a file with a mark
     except UnicodeDecodeError as error:
         raise PromptError(
             f"{where} is not valid UTF-8: byte {raw[error.start]:#04x} at offset {error.start}; "

@@ -105,7 +105,7 @@ StopStrings = Annotated[
 @options.with_setup
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; without it, standard input.")
+        str | None, typer.Argument(help="The prompt; without it, or as -, standard input.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")

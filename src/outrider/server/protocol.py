@@ -128,6 +128,10 @@ class Routing(Body):
     prompt_cache_key: str | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
+    # of vLLM's and OpenAI's clients, who write out what is done anyway
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
 
 
 #: Fields that ask for a grammar, as vLLM's clients did before `structured_outputs`.
@@ -262,6 +266,9 @@ class ChatCompletionRequest(BaseRequest):
     parallel_tool_calls: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    modalities: list[Literal["text"]] | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
 
