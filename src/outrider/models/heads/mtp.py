@@ -26,6 +26,7 @@ from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, found, read
 from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
+from outrider.models.heads import MTP
 from outrider.models.heads.autoregressive_head import (
     AutoregressiveHead,
     HeadCache,
@@ -125,7 +126,6 @@ def _fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 #: Parts of names by which checkpoints have such layers.
 _PARTS = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")
-MTP = "mtp"  #: the draft of a target that brings such a layer
 
 
 class Mtp:
