@@ -13,7 +13,16 @@ from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.config import found, read
 from outrider.models.recurrent.states import RecurrentStates
-from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
+from outrider.types import (
+    Encoded,
+    Inputs,
+    MultiModalInputs,
+    Nodes,
+    Output,
+    Reads,
+    RowStore,
+    ToldStates,
+)
 from outrider.types.models import ImageAhead
 
 if TYPE_CHECKING:
@@ -269,15 +278,7 @@ class TreeDecoder:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
-    def learn(
-        self,
-        cache: SlotCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
+    def learn(self, cache: SlotCache, told: ToldStates) -> None:
         """There is nothing to be told: it reads no other model's states."""
 
     def probe(self, rows: int) -> Inputs | None:

@@ -381,7 +381,7 @@ class ChainedHead(AutoregressiveHead):
     ) -> Tensor:
         """What a layer reads of the tokens before the nodes, [B, Q, E]."""
         if layer == 0:
-            return self._states(cache, parent_BQ)
+            return cache.states(parent_BQ, self.head.width, self.head.dtype)
         head, at_BQ = self.head, parent_BQ.clamp(min=0)
         state = read_states(cache.own, at_BQ, head.width, head.dtype, layer - 1)
         if layer == head.depth - 1:  # below all layers it goes on by itself
