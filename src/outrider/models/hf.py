@@ -8,7 +8,7 @@ that derive something from the cache's length have a subclass each (alibi.py, gp
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +31,17 @@ _REACH = ("sliding_window", "attention_chunk_size")
 
 #: For all layers, or for each type of layer; None for those without one.
 Mask: TypeAlias = Tensor | dict[str, Tensor | None] | None
+
+
+class ForwardCall(NamedTuple):
+    """What a model's own forward is asked."""
+
+    tokens_BQ: Tensor
+    positions_BQ: Tensor
+    mask: Mask
+    last: int | None  #: of how many nodes logits are wanted; None: of all
+    aux_layers: tuple[int, ...]  #: the layers behind which states are
+
 
 #: Whether models take a list of layers, with the numbers that all their states have.
 _PICKS_LAYERS = found(output_capturing, "resolve_hidden_states_indices") is not None
@@ -165,28 +176,21 @@ class TransformersRunner:
         with self.around(keys_BW, positions_BQ, visible_BQW):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
             at_BQ = positions_BQ + self._offset if self._offset else positions_BQ
-            return self._run(cache, tokens_BQ, at_BQ, mask, last, aux_layers)
+            return self._run(cache, ForwardCall(tokens_BQ, at_BQ, mask, last, aux_layers))
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask,
-        last: int | None,
-        aux_layers: tuple[int, ...],
-    ) -> Output:
+    def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
         """The model's own forward. Without a mask it makes one from the cache's length."""
+        aux_layers, last = call.aux_layers, call.last
         extra: dict[str, object] = layers_asked(aux_layers)
         if "position_ids" in self._takes:
-            extra["position_ids"] = positions_BQ
+            extra["position_ids"] = call.positions_BQ
         if "logits_to_keep" in self._takes:
             extra["logits_to_keep"] = last or 0
-        extra |= self.beside(cache, tokens_BQ.shape[1])
+        extra |= self.beside(cache, call.tokens_BQ.shape[1])
         with evaluating(self.model, self._parts), self._listening(-1 in aux_layers) as states:
             output = self.model(
-                input_ids=tokens_BQ,
-                attention_mask=mask,
+                input_ids=call.tokens_BQ,
+                attention_mask=call.mask,
                 use_cache=self.returns_cache,
                 **{self.takes_cache: cache},
                 **extra,
@@ -327,7 +331,7 @@ class ChainRunner(TransformersRunner):
             own = cache.row(row)
             own.begin(slots, start + slots.shape[1], start)
             assert own.size == cache.size, "a row sees more slots than the whole batch"
-            output = self._run(own, tokens, positions, None, None, aux_layers)
+            output = self._run(own, ForwardCall(tokens, positions, None, None, aux_layers))
             if not cache.stacks:  # the first call of all has made the row's buffers
                 cache.put([row], own)
             rows.append(output)

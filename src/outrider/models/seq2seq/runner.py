@@ -22,7 +22,7 @@ from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, read, states_width
 from outrider.models.decoder import additive
-from outrider.models.hf import Mask, TransformersRunner, layers_asked
+from outrider.models.hf import ForwardCall, Mask, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.seq2seq.reader import EncoderReader, StatesReader
 from outrider.types import Encoded, Inputs, Output
@@ -257,7 +257,7 @@ class Seq2SeqRunner(TransformersRunner):
             self._patches = self._tables()
         self.tracks = self.tracks or any(patch.by_key for patch in self._patches)
         wide, kind = states_width(model.config), StatesReader if shares else self.encoder
-        self.reader: EncoderReader | StatesReader = kind(model, self.crossed, wide)
+        self.reader: StatesReader = kind(model, self.crossed, wide)
 
     def _takes_positions(self) -> bool:
         """Whether positions go by argument: by name, or by prefix to a decoder of its own kind."""
@@ -337,26 +337,19 @@ class Seq2SeqRunner(TransformersRunner):
             use_cache=past is not None,
         )
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask | None,
-        last: int | None,
-        aux_layers: tuple[int, ...],
-    ) -> Output:
+    def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
         crossed = cache.inputs
         if not isinstance(crossed, CrossAttentionCache):
             raise ConfigurationError(
                 f"{self.name} reads a source beside its text; got rows without one; give inputs"
             )
         past = EncoderDecoderCache(cache, crossed.cache())
+        tokens_BQ, positions_BQ, mask, last, aux = call
         source = self.given(crossed.states(), crossed.seen(tokens_BQ.shape[1]))
-        with evaluating(self.model, self._parts), self._listening(-1 in aux_layers, last) as heard:
-            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, aux_layers)
+        with evaluating(self.model, self._parts), self._listening(-1 in aux, last) as heard:
+            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, aux)
         logits: Tensor = output.logits
-        return Output(logits, self._aux_states(aux_layers, heard, output, logits.shape[1]))
+        return Output(logits, self._aux_states(aux, heard, output, logits.shape[1]))
 
     @contextmanager
     def around(
