@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import ModelOutput, output_capturing
 
 from outrider.errors import UnsupportedModel
@@ -73,6 +74,13 @@ def layers_asked(aux_layers: tuple[int, ...]) -> dict[str, object]:
     """
     layers = [layer for layer in aux_layers if layer >= 0]
     return {"output_hidden_states": layers if _PICKS_LAYERS else True} if layers else {}
+
+
+def filled_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
+    """A layer of transformers' own caches over keys and values, of which nothing is copied."""
+    layer = DynamicLayer()
+    layer.keys, layer.values, layer.is_initialized = keys, values, True
+    return layer
 
 
 def _arguments(model: PreTrainedModel) -> frozenset[str]:

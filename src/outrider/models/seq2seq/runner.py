@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
@@ -22,7 +22,7 @@ from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, read, states_width
 from outrider.models.decoder import additive
-from outrider.models.hf import ForwardCall, Mask, TransformersRunner, layers_asked
+from outrider.models.hf import ForwardCall, Mask, TransformersRunner, filled_layer, layers_asked
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.seq2seq.reader import EncoderReader, StatesReader
 from outrider.types import Encoded, Inputs, Output
@@ -58,11 +58,8 @@ class CrossAttentionCache:
         """The planes of the rows in use as transformers' cache; nothing is copied."""
         if self._cache is None:
             self._cache = DynamicCache()
-            for keys, values in zip(self.planes[::2], self.planes[1::2], strict=True):
-                layer = DynamicLayer()
-                layer.keys, layer.values = keys[: self.rows], values[: self.rows]
-                layer.is_initialized = True
-                self._cache.layers.append(layer)
+            shown = [plane[: self.rows] for plane in self.planes]
+            self._cache.layers += map(filled_layer, shown[::2], shown[1::2])
         return self._cache
 
     def seen(self, queries: int) -> Tensor | None:
