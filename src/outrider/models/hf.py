@@ -288,9 +288,18 @@ class TransformersRunner:
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """Logits of a whole sequence by the model's own means: no cache and no mask of ours."""
+        return self.logits_of(tokens_1Q)
+
+    def logits_of(self, tokens_1Q: Tensor, **given: object) -> Tensor:
+        """Logits of a whole sequence by the model's own forward, which is `given` this besides."""
         with evaluating(self.model, self._parts):
-            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False).logits
+            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False, **given).logits
         return logits
+
+    def windows(self, tokens_1Q: Tensor) -> Mask:
+        """The masks of a whole sequence each of whose tokens sees its window."""
+        steps = torch.arange(tokens_1Q.shape[1], device=tokens_1Q.device)[None]
+        return self.masks(steps[:, :, None] >= steps[:, None], steps, steps)
 
     @contextmanager
     def short_windows(self, size: int) -> Iterator[None]:

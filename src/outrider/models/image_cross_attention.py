@@ -22,7 +22,6 @@ from outrider.models.cache import SlotCache
 from outrider.models.config import found
 from outrider.models.encoder_cache import EncoderCache
 from outrider.models.hf import filled_layer
-from outrider.models.model_lock import evaluating
 from outrider.models.multi_modal import MultiModalRunner
 from outrider.row_params import RowTable
 from outrider.types import Inputs, MultiModalInputs
@@ -189,7 +188,4 @@ class IdeficsRunner(ImageCrossAttentionRunner):
         """Logits of a text alone: beside an image that nobody sees."""
         none = self.opened_media(1)
         mask = none.seen_BM[:, None].expand(-1, tokens_1Q.shape[1], -1)
-        given = {self._states: none.states_BMTE, self.mask: mask}
-        with evaluating(self.model, self._parts):
-            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False, **given).logits
-        return logits
+        return self.logits_of(tokens_1Q, **{self._states: none.states_BMTE, self.mask: mask})

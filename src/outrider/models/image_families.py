@@ -11,7 +11,7 @@ from outrider.errors import ConfigurationError, PromptError
 from outrider.models.cache import SlotCache
 from outrider.models.config import found
 from outrider.models.hf import FULL, ForwardCall
-from outrider.models.model_lock import alone, evaluating, instead
+from outrider.models.model_lock import alone, instead
 from outrider.models.multi_modal import InnerModelRunner, MultiModalRunner
 from outrider.types import Inputs, MultiModalInputs, Output
 from outrider.types.models import ImageAhead
@@ -82,11 +82,7 @@ class PaliGemmaRunner(MultiModalRunner):
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
         """Logits of a text alone, which is what follows a block for its own forward."""
-        with evaluating(self.model, self._parts):
-            logits: Tensor = self.model(
-                input_ids=tokens_1Q, token_type_ids=torch.ones_like(tokens_1Q), use_cache=False
-            ).logits
-        return logits
+        return self.logits_of(tokens_1Q, token_type_ids=torch.ones_like(tokens_1Q))
 
 
 class GitRunner(MultiModalRunner):

@@ -79,12 +79,9 @@ class TimedRunner(Seq2SeqRunner, ABC):
         encoded = inputs.encoded or self.reader.encode(inputs)
         rows = MomentRows(encoded.states_BTE, encoded.mask_BT.sum(1))
         steps = torch.arange(tokens_1Q.shape[1], device=tokens_1Q.device)[None]
-        mask = self.masks(steps[:, :, None] >= steps[:, None], steps, steps)
-        with evaluating(self.model, self._parts), self.listening(tokens_1Q, steps, rows) as ids:
-            logits: Tensor = self.model(
-                input_ids=ids, attention_mask=mask, use_cache=False, **self.call_arguments
-            ).logits
-        return logits
+        mask = self.windows(tokens_1Q)
+        with self.listening(tokens_1Q, steps, rows) as ids:
+            return self.logits_of(ids, attention_mask=mask, **self.call_arguments)
 
     @property
     def call_arguments(self) -> dict[str, object]:
