@@ -1,7 +1,7 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -125,6 +125,22 @@ class ModelRunner(Protocol):
 
     def short_windows(self, size: int) -> AbstractContextManager[None]:
         """Windows and chunks of `size` for a check, so that a short text reaches past them."""
+
+
+class LeanRunner:
+    """What a runner of weights alone goes without: the model's own forward, states, windows."""
+
+    trees = True
+    recurrent = False
+    limit = (0.0, float("inf"))
+
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
+        """None: it has the weights alone, not the model's own forward."""
+        return None
+
+    def short_windows(self, size: int) -> AbstractContextManager[None]:
+        """It has no windows to narrow."""
+        return nullcontext()
 
 
 class TreeDecoder:
