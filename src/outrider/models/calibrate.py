@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.costs import Costs
 from outrider.models import budget, isa
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from outrider.types import LanguageModel
 
     #: Target and draft model.
@@ -100,14 +102,7 @@ def homeless() -> Path:
     return Path(own)
 
 
-class ModelConfig(Protocol):
-    """The shape of a model, as transformers keeps it."""
-
-    def to_json_string(self) -> str:
-        """All of it as text."""
-
-
-def key(*configs: ModelConfig | None, about: str = "") -> str:
+def key(*configs: "PretrainedConfig | None", about: str = "") -> str:
     """Identity of model shapes, software and processor, and of anything else."""
     import torch
 

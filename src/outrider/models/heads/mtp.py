@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -30,7 +30,6 @@ from outrider.models.heads import MTP
 from outrider.models.heads.autoregressive_head import (
     AutoregressiveHead,
     HeadCache,
-    StateHead,
     parents,
     within,
 )
@@ -324,17 +323,6 @@ class MtpSource(TargetBoundSource):
 # Below as many drafted tokens as there are layers the last one goes on below its own output.
 
 
-class ChainedLayers(StateHead, Protocol):
-    """Several layers, each of which makes entries of its own."""
-
-    windows: tuple[int | None, ...]  #: of each layer, how many positions back it reaches
-
-    def entries(
-        self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache, layer: int = 0
-    ) -> HeadStates:
-        """Write a layer's entries of nodes, each with a state of the token before it."""
-
-
 class ChainedHead(AutoregressiveHead):
     """A `HeadRunner` over layers of which each one drafts at a depth of its own.
 
@@ -342,10 +330,7 @@ class ChainedHead(AutoregressiveHead):
     (-1,)
     """
 
-    head: ChainedLayers
-
-    def __init__(self, head: ChainedLayers) -> None:
-        super().__init__(head)
+    head: Mtp
 
     def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache: every layer keeps entries and outputs."""

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -128,25 +128,6 @@ def _picked(plane: Tensor, rows: Sequence[int]) -> Tensor:
 Forward = Callable[..., Any]
 
 
-class Patch(Protocol):
-    """A function of a module that is replaced for the time of one call."""
-
-    @property
-    def owner(self) -> torch.nn.Module:
-        """The module whose function is replaced."""
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-
-    @property
-    def by_key(self) -> bool:
-        """Whether it needs the positions of the keys, too."""
-
-    def at(self, positions_BQ: Tensor, keys_BW: Tensor | None) -> Callable[..., Tensor]:
-        """What stands in for the function."""
-
-
 class ByPosition:
     """An embedding of positions, `embed_positions` in the BART kin."""
 
@@ -182,6 +163,10 @@ class ByDistance:
         bias = self.table_DH[apart].permute(0, 3, 1, 2)
         return lambda *_, **__: bias
 
+
+#: A function of a module that is replaced for the time of one call: of its `owner`, by `name`; `at`
+#: makes what stands in for it, `by_key` of the positions of the keys, too.
+Patch: TypeAlias = ByPosition | ByDistance
 
 #: Types of decoders whose first token stands at `pad_token_id + 1`.
 BEHIND_PADDING = frozenset({"roberta", "xlm-roberta"})
