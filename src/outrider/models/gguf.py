@@ -122,17 +122,6 @@ def opened(where: str, how: dict[str, Any]) -> GgufFile:
     return GgufFile(path)
 
 
-def kept(file: GgufFile, config: PretrainedConfig, kind: Any) -> "BlockWeights | str":
-    """The model in the blocks of a file; or why it has to be unpacked.
-
-    `kind` is its class of transformers.
-    """
-    try:
-        return block_weights(file, config, kind)
-    except UnsupportedModel as error:
-        return str(error)
-
-
 def described(given: object) -> Path | None:
     """Where configuration and tokenizer of a local file are kept once they were read.
 
@@ -199,10 +188,6 @@ class BlockWeights(NamedTuple):
     widened: str | None  #: which types were widened, in words; None: all are read in place
 
 
-class _Unmapped(Exception):
-    """Why transformers does not say which parameters a file's tensors are."""
-
-
 def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockWeights:
     """The model of this configuration, `kind` being its class of transformers, with its weights.
 
@@ -210,13 +195,7 @@ def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockW
     to be dequantised as a whole. Raises ConfigurationError for tensors that are missing or damaged.
     """
     model = _empty(config, kind)
-    try:
-        names, reorder = _mapping(file, model)
-    except _Unmapped as error:
-        raise UnsupportedModel(
-            f"tensors of {file.path} cannot be read one by one ({error}); got the architecture "
-            f"{file.architecture!r}; it can be dequantised as a whole: dtype='bfloat16'"
-        ) from error
+    names, reorder = _mapping(file, model)
     places = {id(module): (leaf, turned) for module, leaf, turned in packable(model)}
     widened: Counter[str] = Counter()
     for name, stored in file.tensors.items():
@@ -287,15 +266,21 @@ def _mapping(file: GgufFile, model: PreTrainedModel) -> tuple[dict[str, str], _R
     """Parameters by the names that the file has for them, and how their values are reordered."""
     import gguf
 
+    def unmapped(why: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"tensors of {file.path} cannot be read one by one ({why}); got the architecture "
+            f"{file.architecture!r}; it can be dequantised as a whole: dtype='bfloat16'"
+        )
+
     try:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
     except ImportError as error:
-        raise _Unmapped("this version of transformers does not say how") from error
+        raise unmapped("this version of transformers does not say how") from error
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     if file.architecture not in known or _by_other_means(file.architecture):
-        raise _Unmapped("transformers reads this architecture in another way")
+        raise unmapped("transformers reads this architecture in another way")
     if any(len(stored.shape) > _MATRIX for stored in file.tensors.values()):
-        raise _Unmapped("it has tensors of several experts each")
+        raise unmapped("it has tensors of several experts each")
     layers = int(decoder_of(model.config).num_hidden_layers)
     table = gguf.get_tensor_name_map(known[file.architecture], layers)
     names: dict[str, str] = {}
