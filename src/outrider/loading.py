@@ -92,7 +92,7 @@ def load(
         drafter = make_drafter(resolved, models)
         notes = _notes(resolved, setting, models, tree_check, calibration)
         engine = calibrate_steps(resolved, setting, models, drafter)
-    collect_as_usual()  # a program has imported what it needs
+    collect_as_usual()  # what is needed has been imported
     return _speculator(resolved, setting, engine, notes)
 
 

@@ -272,24 +272,15 @@ def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBa
     return made
 
 
-def read_image_processor(where: str, trust: bool) -> Any:
-    """What makes pixels of images, for a model that reads nothing else.
+def read_processor(where: str, trust: bool, pixels_alone: bool = False) -> Any:
+    """What makes tensors of images or sound: a folder's or hub name's processor, or what makes
+    pixels of images, for a model that reads nothing else.
 
     Raises ConfigurationError for code nobody asked for.
     """
+    kind = AutoImageProcessor if pixels_alone else AutoProcessor
     try:
-        return AutoImageProcessor.from_pretrained(where, trust_remote_code=trust)
-    except ValueError as error:
-        raise _explained(error, where) from error
-
-
-def read_processor(where: str, trust: bool) -> Any:
-    """What makes tensors of images or sound: a folder's or hub name's processor.
-
-    Raises ConfigurationError for code nobody asked for.
-    """
-    try:
-        return AutoProcessor.from_pretrained(where, trust_remote_code=trust)
+        return kind.from_pretrained(where, trust_remote_code=trust)
     except ValueError as error:
         raise _explained(error, where) from error
 
