@@ -108,15 +108,15 @@ test-capped: $(STAMP)
 	  echo "test-capped: nothing to do on $$(uname -m), whose processors have no such cap"; \
 	fi
 
-# Not by `[dev]`, whose Triton is newer than the one of that torch. Warnings of older versions are
-# not ours.
+# Not by `[dev]`, whose Triton is newer than the one of that torch, which interprets kernels with
+# numpy before 2.4 alone. Warnings of older versions are not ours.
 $(FLOOR)/.ready: pyproject.toml $(PACKAGES:%=%/pyproject.toml) $(STAMP)
 	@test -x $(FLOOR)/bin/python || $(BIN)/python -m venv $(FLOOR)
 	@if [ -n "$(TORCH_INDEX)" ]; then \
 	  $(FLOOR)/bin/python -m pip --disable-pip-version-check install --quiet \
 	    $(filter "torch%,$(LOWEST)) --index-url "$(TORCH_INDEX)"; \
 	fi
-	@$(FLOOR)/bin/python -m pip --disable-pip-version-check install --quiet $(LOWEST) \
+	@$(FLOOR)/bin/python -m pip --disable-pip-version-check install --quiet $(LOWEST) 'numpy<2.4' \
 	  -e '.[audio,bench,gguf,images,peft,server,tp]' pytest pytest-xdist hypothesis openai \
 	  $(patsubst %,-e ./%,$(filter-out $(ENGINES),$(PACKAGES)))
 	@touch $@

@@ -34,7 +34,8 @@ from outrider import Engine, EngineRun, Request, SamplingParams, StopConditions
 from outrider.drafters import PromptLookup, Root
 from outrider.engine.speculation_policy import Adaptive
 from outrider.models import prefill
-from outrider.models.heads import Eagle3, Eagle3Config, save
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
+from outrider.models.heads.formats import save
 
 MOST = 20  #: tokens of a step
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]

@@ -72,7 +72,7 @@ def pytest_sessionstart():
     """What is tested does not depend on how busy the machine is: tests wait for kernels."""
     from outrider.models.cpu_kernels import build
 
-    build.PATIENCE = 900.0
+    build.be_patient()
 
 
 def pytest_collection_finish():

@@ -7,7 +7,9 @@ from safetensors.torch import save_file
 from torch.nn.functional import embedding, silu
 from transformers import LlamaConfig, Qwen3Config
 
-from outrider.models.heads import AutoregressiveHead, Eagle3, Eagle3Config, HeadModel
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
+from outrider.models.heads.model import HeadModel
 from outrider.testing import VOCAB, llama
 
 IDS = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 17, 20, 22, 25, 27, 30, 31])

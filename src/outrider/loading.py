@@ -29,7 +29,7 @@ from outrider.models.config import is_speech, placeholders
 from outrider.models.cpu_kernels import build as native
 from outrider.models.decoder import media_of
 from outrider.models.draft_source import DraftSource
-from outrider.models.runtime_config import describe_draft_dtype, resolve_runtime
+from outrider.models.runtime_config import describe_draft_dtype, needs_kernels, resolve_runtime
 from outrider.models.sources import ModelSource
 from outrider.resolve_config import ResolvedConfig, resolve
 from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
@@ -92,7 +92,7 @@ def load(
         drafter = make_drafter(resolved, models)
         notes = _notes(resolved, setting, models, tree_check, calibration)
         engine = calibrate_steps(resolved, setting, models, drafter)
-    collect_as_usual()  # a program has imported what it needs
+    collect_as_usual()  # what is needed has been imported
     return _speculator(resolved, setting, engine, notes)
 
 
@@ -144,16 +144,18 @@ def choose_setting(resolved: ResolvedConfig) -> tuple[Setting, Calibration | Non
 
     On a CPU torch has that number of threads from then on.
     """
-    if resolved.place.type == "cpu":
-        native.start()  # compiles, where it must, while weights are read
     target, *drafts = resolved.sources
+    if resolved.place.type == "cpu":
+        native.start()
+        if needs_kernels(resolved.runtime, target):
+            native.wait()
+        if native.late():
+            budget.current().close()
 
     def built(setting: Setting) -> tuple[TreeDecoder, LanguageModel | None]:
         own = _target(resolved, setting)
         return own, _draft(resolved, 0, setting) if drafts else None
 
-    if resolved.place.type == "cpu" and native.late():
-        budget.current().close()
     setting, calibration = resolve_runtime(
         resolved.runtime, target, drafts, built, resolved.place, resolved.depth
     )

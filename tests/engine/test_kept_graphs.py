@@ -376,6 +376,17 @@ def test_what_lasts_is_found_wherever_it_is_held():
     assert numbers(7).untyped_storage().data_ptr() not in lasting([], constants=False)
 
 
+def test_a_class_whose_package_is_missing_is_not_asked(monkeypatch):
+    """As transformers' stand-ins for what wants torchvision: they raise for every attribute."""
+
+    class Missing(type):
+        def __getattr__(cls, name):
+            raise ImportError("it requires a library that was not found in your environment")
+
+    monkeypatch.setattr(graph_pool, "Processor", Missing("Processor", (), {}), raising=False)
+    assert numbers(7).untyped_storage().data_ptr() in lasting([])
+
+
 @pytest.mark.parametrize("name", ["chain", "tree", "head", "lookahead", "beam"])
 def test_nothing_of_an_earlier_run_is_left_in_the_buffers(name):
     """Whatever is in them when a run takes them over, be it NaN, has been written over."""

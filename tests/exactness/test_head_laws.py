@@ -8,17 +8,11 @@ from transformers import LlamaConfig
 
 from outrider import DraftModel, Engine, SamplingParams, verifiers
 from outrider.models import LlamaRunner, TreeDecoder
-from outrider.models.heads import (
-    AutoregressiveHead,
-    Blockwise,
-    DFlash,
-    DFlashConfig,
-    Eagle3,
-    Eagle3Config,
-    HeadModel,
-    MaskedBlockHead,
-    ParallelHead,
-)
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
+from outrider.models.heads.blockwise import Blockwise, ParallelHead
+from outrider.models.heads.dflash import DFlash, DFlashConfig, MaskedBlockHead
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
+from outrider.models.heads.model import HeadModel
 from outrider.testing.runs import p_value, text_law
 from outrider_lab.certify import Power, certify
 from tiny import Mislabelled, llama, pair

@@ -16,6 +16,7 @@ import pytest
 import torch
 from test_cpu_kernels import BF16, call_of, filled, random_nodes
 
+from outrider import LoadConfig, loading
 from outrider.models import LlamaRunner, calibrate, isa
 from outrider.models.cpu_kernels import (
     build,
@@ -259,6 +260,31 @@ def test_whoever_cannot_do_without_waits_until_it_is_made(fresh):
     build.wait()
     assert build.unbuilt() is None or not shutil.which("cc")
     assert "still being compiled" not in str(build.unbuilt())
+
+
+@needs_cc
+def test_who_has_gone_on_without_still_waits_for_what_cannot_be_had_otherwise(fresh, tmp_path):
+    """A second model of a process, in a type that kernels alone read."""
+    fresh.setenv("CC", lasting(tmp_path, 'sleep 1; exec cc "$@"'))
+    fresh.setattr(build, "TEXTS", small(1))
+    fresh.setattr(build, "PATIENCE", 0.1)
+    assert build.late()
+    build.wait()
+    assert build.unbuilt() is None
+    assert not build.late()
+
+
+@needs_cc
+@pytest.mark.parametrize(("dtype", "waits"), [("int8", True), ("int4", True), ("float32", False)])
+def test_quantised_weights_wait_before_anything_asks_for_kernels(monkeypatch, dtype, waits):
+    """Whoever asks first waits for no longer than its patience, and that holds for all."""
+    library, state = build.library(), build._State()
+    monkeypatch.setattr(build, "_state", state)
+    monkeypatch.setattr(build, "start", lambda: None)
+    monkeypatch.setattr(build, "wait", lambda: setattr(state, "found", library))
+    asked = LoadConfig(models.llama(), drafter="root", dtype=dtype, threads=1)
+    with contextlib.nullcontext() if waits else pytest.raises(AssertionError):
+        assert loading.choose_setting(loading.resolve(asked))[0].dtype == dtype
 
 
 def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path, caplog):

@@ -11,8 +11,8 @@ from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models.heads import BlockSight, HeadModel, MaskedBlockHead
-from outrider.models.heads.dflash import SLIDING, spread
+from outrider.models.heads.dflash import SLIDING, BlockSight, MaskedBlockHead, spread
+from outrider.models.heads.model import HeadModel
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair

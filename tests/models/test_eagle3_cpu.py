@@ -12,8 +12,9 @@ from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.models.cache import SlotCache
-from outrider.models.heads import AutoregressiveHead, HeadModel
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Cpu, fits
+from outrider.models.heads.model import HeadModel
 from outrider.models.linear import can_pack
 from outrider.models.prefill import causal, of_tree
 from outrider.tree import branching

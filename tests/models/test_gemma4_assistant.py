@@ -10,8 +10,8 @@ from outrider import DraftModel, StopConditions
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import SpeculativeGenerate
 from outrider.models import TransformersRunner, TreeDecoder
-from outrider.models.heads import HeadModel, KVSharedHead
-from outrider.models.heads.gemma4_assistant import layers_without_keys
+from outrider.models.heads.gemma4_assistant import KVSharedHead, layers_without_keys
+from outrider.models.heads.model import HeadModel
 from tiny import PROMPTS, VOCAB, decode, llama
 
 WINDOW = 6

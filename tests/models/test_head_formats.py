@@ -10,7 +10,8 @@ from transformers import Qwen3Config
 import outrider
 from outrider import Root, SamplingParams, StopConditions
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models import heads
+from outrider.models.heads import formats
+from outrider.models.heads.source import HeadSource
 from outrider.models.sources import ModelSource
 from tiny import PROMPTS, decode, llama
 from tiny_heads import FLAGS, IDS, SIZES, eagle3, original, speculators, target
@@ -60,7 +61,7 @@ def test_a_head_of_all_tokens_may_have_the_targets_output_layer(tmp_path):
 
 def test_what_is_saved_is_read_again(tmp_path):
     head = eagle3(AUX_LAYERS, fc_norm=True, norm_output=True)
-    heads.save(head, tmp_path, "tiny")
+    formats.save(head, tmp_path, "tiny")
     read = loaded(tmp_path).engine.drafter.model.runner.head.module
     assert vars(read.config) | {"layer": None} == vars(head.config) | {"layer": None}
     assert all(torch.equal(w, read.state_dict()[n]) for n, w in head.state_dict().items())
@@ -197,7 +198,7 @@ def test_heads_of_other_vocabularies(tmp_path):
 def test_only_known_tokens_are_proposed(tmp_path):
     speculator = loaded(speculators(tmp_path, eagle3(AUX_LAYERS)), branching=(3, 2))
     source = ModelSource(target(), "target")
-    assert torch.equal(heads.HeadSource(source, tmp_path).ids_K, IDS)
+    assert torch.equal(HeadSource(source, tmp_path).ids_K, IDS)
     from outrider.engine import step
 
     batch = step.begin(

@@ -15,8 +15,7 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, TreeDecoder, adapt, calibrate, load_checks
-from outrider.models.seq2seq import Seq2SeqRunner
-from outrider.models.seq2seq.runner import CrossAttentionCache
+from outrider.models.seq2seq.runner import CrossAttentionCache, Seq2SeqRunner
 from outrider.types import Inputs
 from tiny import llama
 

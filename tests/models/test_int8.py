@@ -22,7 +22,8 @@ from outrider import (
 from outrider.models import LlamaRunner, TreeDecoder, adapt, linear
 from outrider.models.cpu_kernels import build, cross_attention, int8
 from outrider.models.cpu_kernels.int8 import Int8Product, rounded
-from outrider.models.heads import HeadStates, blockwise
+from outrider.models.heads import blockwise
+from outrider.models.heads.eagle3 import HeadStates
 from outrider.models.prefill import causal
 from outrider.testing import llama
 from outrider.testing.runs import p_value, text_law

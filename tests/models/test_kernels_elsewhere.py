@@ -14,7 +14,7 @@ from recorded_calls import RecordedCalls
 from test_bart import HEADS, made as made_bart
 from test_cpu_kernels import BF16, call_of, filled, random_nodes
 from test_decoder_layers import lean_llama, read
-from test_packed_linear import FILES, blocks_of, grouped
+from test_packed_linear import FILES, blocks_of
 
 from outrider.models import LlamaRunner, TreeDecoder, adapt, isa
 from outrider.models.cpu_kernels import build, cross_attention, int8, tile_kernels
@@ -83,7 +83,7 @@ def between_products():
 
 
 def products():
-    """With weights in 8 bits, and in every format of files and groups, of one row and of many."""
+    """With weights in 8 bits, and in every format of files, of one row and of many."""
     weight, bias = torch.randn(40, 70), torch.randn(40)
     for dtype in (BF16, torch.float32):
         run = int8.Int8Product(weight.to(dtype), bias.to(dtype))
@@ -95,7 +95,6 @@ def products():
         PackedWeight.from_blocks(torch.from_numpy(blocks_of(name, outputs[name], 256)), name, 256)
         for name in FILES
     ]
-    each += [grouped(bits, 32, minimum)[0] for bits, minimum in ((8, False), (4, False), (4, True))]
     assert {one.format for one in each} == set(FORMATS)
     for packed in each:
         # not every processor has products of bfloat16 numbers

@@ -18,11 +18,9 @@ from outrider.errors import ConfigurationError
 from outrider.integrations.generate import SpeculativeGenerate
 from outrider.integrations.generate_setup import load_arguments
 from outrider.models import TransformersRunner, TreeDecoder
-from outrider.models.heads import (
-    AutoregressiveHead,
-    HeadModel,
-    mtp,
-)
+from outrider.models.heads import mtp
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
+from outrider.models.heads.model import HeadModel
 from outrider.models.heads.mtp import ChainedHead, Mtp
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama

@@ -400,9 +400,9 @@ def test_a_model_that_counts_positions_otherwise_is_refused(monkeypatch):
     other = adapt(model_of(kind))
     shifted = MultiModalRunner._run
 
-    def ignorant(self, cache, tokens, positions, *more):
+    def ignorant(self, cache, call):
         cache.inputs = None
-        return shifted(self, cache, tokens, positions, *more)
+        return shifted(self, cache, call)
 
     monkeypatch.setattr(MultiModalRunner, "_run", ignorant)
     with pytest.raises(UnsupportedModel, match="does not score trees behind a prompt"):

@@ -23,7 +23,9 @@ from safetensors.torch import load_file
 from torch.nn.functional import linear
 
 from outrider.models.draft_source import TargetBoundSource
-from outrider.models.heads import AutoregressiveHead, HeadModel, HeadStates
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
+from outrider.models.heads.eagle3 import HeadStates
+from outrider.models.heads.model import HeadModel
 from outrider.models.config import folder_fields
 from outrider.models.heads.model import DraftHead
 

@@ -13,12 +13,9 @@ from outrider.engine.beam_search.search import search
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import SpeculativeGenerate
-from outrider.models.heads import (
-    Blockwise,
-    HeadModel,
-    ParallelHead,
-    blockwise,
-)
+from outrider.models.heads import blockwise
+from outrider.models.heads.blockwise import Blockwise, ParallelHead
+from outrider.models.heads.model import HeadModel
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, llama, pair

@@ -25,7 +25,7 @@ DENSE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SIZES = [(16, 256), (40, 512), (90, 256), (336, 768)]  #: outputs that fill no tile, and no group
 
 
-FILES = [name for name, one in FORMATS.items() if one.chunk]
+FILES = [*FORMATS]
 #: Where a K format's block has scales in half precision, and its bytes.
 HALVES = {"q4_k": ([0, 2], 144), "q5_k": ([0, 2], 176), "q6_k": ([208], 210)}
 
@@ -145,47 +145,6 @@ def test_inputs_and_outputs_of_any_number(kind: str) -> None:
     assert (near <= bound_of(kind, x, weight)).all()
     half = x.bfloat16()
     assert torch.equal(PackedLinear(packed)(half), PackedLinear(packed)(half.float()))
-
-
-def grouped(bits: int, size: int, minimum: bool) -> tuple[PackedWeight, Tensor]:
-    """A weight [70, 384] in groups of `size` inputs, and what it stands for."""
-    random = torch.Generator().manual_seed(bits)
-    low = 0 if minimum else -(2 ** (bits - 1))
-    whole = torch.randint(low, low + 2**bits, (70, 384), generator=random)
-    scale = torch.rand(70, 384 // size, generator=random)
-    least = torch.randn(70, 384 // size, generator=random) if minimum else None
-    dense = whole * scale.repeat_interleave(size, 1)
-    if least is not None:
-        dense = dense + least.repeat_interleave(size, 1)
-    return PackedWeight.from_groups(whole, scale, least, bits), dense
-
-
-@pytest.mark.parametrize(("bits", "minimum"), [(8, False), (4, False), (4, True)])
-@pytest.mark.parametrize("size", [32, 128, 384])
-def test_groups_of_inputs_share_scales(bits: int, size: int, minimum: bool) -> None:
-    packed, dense = grouped(bits, size, minimum)
-    assert torch.equal(packed.dequantize(), dense)
-    numbers = 80 * 384 * bits // 8 + 80 * (384 // size) * 4 * (1 + minimum)
-    assert packed.nbytes == numbers
-    run = PackedLinear(packed)
-    x = torch.randn(70, 384, generator=torch.Generator().manual_seed(8))
-    answer = run(x)
-    bound = bound_of(packed.format, x, dense)
-    assert ((answer.double() - x.double() @ dense.double().T).abs() <= bound).all()
-    for count in (1, 2, 3, 4, 5, 6, 7, 20, 64, 65):
-        assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
-
-
-def test_groups_that_cannot_be_are_refused() -> None:
-    whole, scale = torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2)
-    with pytest.raises(ConfigurationError, match="8 bits without a minimum, or 4 bits; got 3"):
-        PackedWeight.from_groups(whole, scale, bits=3)
-    with pytest.raises(ConfigurationError, match="a multiple of 32 inputs; got"):
-        PackedWeight.from_groups(whole, torch.ones(4, 4))
-    with pytest.raises(ConfigurationError, match="-8 to 7 here; got 0 to 8"):
-        PackedWeight.from_groups(torch.arange(9).repeat(4, 8)[:, :64], scale)
-    with pytest.raises(ConfigurationError, match="files have no 'int4'"):
-        PackedWeight.from_blocks(torch.zeros(4, 32, dtype=torch.uint8), "int4", 64)
 
 
 def test_several_weights_stand_side_by_side() -> None:

@@ -14,17 +14,12 @@ from outrider.engine.batch import begin
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
-from outrider.models.heads import (
-    AutoregressiveHead,
-    Domino,
-    DominoHead,
-    DSpark,
-    DSparkHead,
-    HeadModel,
-    MaskedBlockHead,
-    ParallelDraftingHead,
-    ParallelEagle,
-)
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
+from outrider.models.heads.dflash import MaskedBlockHead
+from outrider.models.heads.domino import Domino, DominoHead
+from outrider.models.heads.dspark import DSpark, DSparkHead
+from outrider.models.heads.model import HeadModel
+from outrider.models.heads.parallel_eagle import ParallelDraftingHead, ParallelEagle
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
 from tiny import PROMPTS, VOCAB, decode, pair

@@ -11,7 +11,7 @@ import outrider
 from outrider import DraftModel, SamplingParams, StopConditions, testing
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import TransformersRunner, TreeDecoder
-from outrider.models.heads import ParallelDraftModel
+from outrider.models.heads.pard import ParallelDraftModel
 from tiny import PROMPTS, VOCAB, decode, llama, pair
 
 MASK, DEPTH = 31, 4

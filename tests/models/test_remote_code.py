@@ -241,7 +241,7 @@ def test_every_load_of_the_package_goes_through_one_module():
             told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             coded = of.startswith("Auto") or (of == "kind" and "trust_remote_code" in told)
             assert not coded or told["trust_remote_code"] == "trust", of
-    assert len(seen) == 12
+    assert len(seen) == 11
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import supported_models
 import supported_speech
+import transformers
+from packaging import version
 from supported_models import sweep
 
 sys.path.append(str(Path(sweep.__file__).parent))
@@ -16,6 +18,13 @@ import speech_types
 SCRIPT = Path(sweep.__file__).parent / "sweep.py"
 
 
+WRITTEN_WITH = sweep.read_record()[1]
+
+
+@pytest.mark.skipif(
+    version.parse(transformers.__version__) < version.parse(WRITTEN_WITH),
+    reason=f"the page has the types of transformers {WRITTEN_WITH}, some of which are missing here",
+)
 def test_the_page_is_current():
     assert supported_models.PAGE.read_text(encoding="utf-8") == supported_models.document(), (
         "run: python tests/models/supported_models.py"

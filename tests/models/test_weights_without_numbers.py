@@ -56,7 +56,10 @@ def mtp(path):
     return path, path
 
 
-FOLDERS = [eagle, original, dflash, levels, layers, hears, draft, mtp]
+FOLDERS = [
+    *(eagle, original, dflash, levels, layers, hears, draft),
+    pytest.param(mtp, marks=test_mtp.reads_mellums),
+]
 
 
 def poisoned(folder, value):

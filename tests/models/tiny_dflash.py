@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch.nn.functional import embedding, silu
 from transformers import Qwen3Config
 
-from outrider.models.heads import DFlash, DFlashConfig
+from outrider.models.heads.dflash import DFlash, DFlashConfig
 from tiny import VOCAB
 from tiny_heads import SIZES, norm
 

@@ -15,7 +15,7 @@ from transformers import GenerationMixin, WhisperFeatureExtractor, WhisperForCon
 
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.models import TreeDecoder, adapt, load_checks
-from outrider.models.seq2seq import Seq2SeqRunner
+from outrider.models.seq2seq.runner import Seq2SeqRunner
 from outrider.types import Inputs
 
 pytestmark = pytest.mark.real

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.models.heads import Eagle3, Eagle3Config, save
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
+from outrider.models.heads.formats import save
 from outrider.models.heads.source import overlap
 
 pytestmark = pytest.mark.real

@@ -201,6 +201,18 @@ def test_what_is_fetched_has_limits(elsewhere, monkeypatch):
         media.fetch(elsewhere + "/drip", time.monotonic() + 0.5)
 
 
+def test_a_link_that_ends_with_its_time_is_one_that_took_too_long(monkeypatch):
+    """What was hung up on may look like a reset from inside."""
+
+    def reset(asked, until):
+        time.sleep(max(until - time.monotonic(), 0))
+        raise ConnectionResetError
+
+    monkeypatch.setattr(media, "_one", reset)
+    with pytest.raises(ImageError, match="TimeoutError"):
+        media.fetch("http://images.example/a.png", time.monotonic() + 0.01)
+
+
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "localhost"]
 )

@@ -1,15 +1,22 @@
 """Folders of tiny image-text models with their processors, as on the hub, and pictures."""
 
 import base64
+import contextlib
 import io
 
 import media_models as tiny_images
+import pytest
 import torch
 import transformers
 from PIL import Image
 from tiny_media import FIRST, IMAGE, LAST, VOCAB
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import (
+    AutoProcessor,
+    CLIPImageProcessor,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {% if m.content is string %}{{ m.content }} {% else %}"
@@ -125,9 +132,29 @@ PROCESSORS = {
 
 def saved(place, kind="llava"):
     """The folder of that path, with a model in it."""
+    with torchvision():
+        processor = PROCESSORS[kind]()
     tiny_images.made(kind).save_pretrained(place)
-    PROCESSORS[kind]().save_pretrained(place)
+    kept(processor, place, AutoProcessor)
     return place
+
+
+def kept(processor, place, opens):
+    """Save what reads images into a folder, from which that class of transformers can open it."""
+    processor.save_pretrained(place)
+    with torchvision():
+        opens.from_pretrained(place)
+
+
+@contextlib.contextmanager
+def torchvision():
+    """Skips where transformers 5.17 wants it for a class that 5.20 has without it."""
+    try:
+        yield
+    except ImportError as error:
+        if "Torchvision" not in str(error):
+            raise
+        pytest.skip(f"transformers {transformers.__version__} wants torchvision: {error}")
 
 
 def picture(seed, size=(12, 9)):

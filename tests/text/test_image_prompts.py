@@ -7,7 +7,7 @@ import zlib
 import pytest
 import seq2seq_families
 import torch
-from image_folder import picture, png, saved, url, words
+from image_folder import kept, picture, png, saved, url, words
 from installed import params
 
 import outrider
@@ -178,13 +178,13 @@ def test_a_model_of_text_reads_no_pictures():
 
 def test_an_encoder_of_images_takes_the_image_itself(tmp_path):
     """A captioner: a ViT's states, read by a GPT-2."""
-    from transformers import ViTImageProcessor
+    from transformers import AutoImageProcessor, ViTImageProcessor
 
     model = seq2seq_families.build(seq2seq_families.FAMILIES["ViT to GPT-2"]())
     size = model.config.encoder.image_size
     reader = ViTImageProcessor(size={"height": size, "width": size})
     model.save_pretrained(tmp_path)
-    reader.save_pretrained(tmp_path)
+    kept(reader, tmp_path, AutoImageProcessor)
     captioner = outrider.load(str(tmp_path), **LOADED | {"drafter": "prompt_lookup"})
     first, second = picture(1), picture(2)
     pixels = [reader(images=one, return_tensors="pt")["pixel_values"][0] for one in (first, second)]

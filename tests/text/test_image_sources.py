@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from image_folder import picture, words
+from image_folder import kept, picture, words
 from seq2seq_families import FAMILIES, build
 
 import outrider
@@ -37,7 +37,7 @@ def opened(place, name, processor):
     model.generation_config.eos_token_id = None
     model.generation_config.forced_eos_token_id = None
     model.save_pretrained(place)
-    processor.save_pretrained(place)
+    kept(processor, place, transformers.AutoImageProcessor)
     return outrider.load(
         str(place),
         drafter="prompt_lookup",

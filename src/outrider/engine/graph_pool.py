@@ -21,6 +21,7 @@ import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,7 @@ _GIVEN = {
 }
 _VALUES = (int, float, str, bytes, frozenset, range, torch.dtype, torch.device, type(None))
 _LEAVES = (type, types.ModuleType, str, bytes, int, float, complex, torch.dtype, torch.device)
+_CACHED = type(lru_cache(len))  #: functions that keep what they have returned
 
 
 class Form(NamedTuple):
@@ -175,8 +177,9 @@ def lasting(roots: Iterable[object], constants: bool = True) -> set[int]:
 
 
 def _keeps(value: object) -> bool:
-    """Whether a module's name may stand for constants."""
-    return found(value, "cache_info") is not None or isinstance(value, (Tensor, dict, list, tuple))
+    """Whether a module's name may stand for constants. Its type says so: a class of transformers
+    whose package is missing raises when it is asked for an attribute."""
+    return isinstance(value, (_CACHED, Tensor, dict, list, tuple))
 
 
 class KeptGraph(NamedTuple):

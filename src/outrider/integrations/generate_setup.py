@@ -18,14 +18,12 @@ from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.load_config import OPTIONS, RUNTIME
 from outrider.models import (
-    TransformersRunner,
     TreeDecoder,
     heads,
     layer_subset,
     load_checks,
+    own_forward,
     reads_more,
-    runner_of,
-    seq2seq,
     unsupported,
 )
 from outrider.models.calibrate import Setting
@@ -200,16 +198,9 @@ def driven(model: PreTrainedModel, role: str, shares: bool = False) -> TreeDecod
         state = (model.device, model.dtype, text._attn_implementation, model.config.to_dict())
         if _CHECKED.get(model) != state:
             unsupported.check(model)
-            load_checks.paths(TreeDecoder(runner(model)), role)
+            load_checks.paths(TreeDecoder(own_forward(model)), role)
             _CHECKED[model] = state
-        return TreeDecoder(runner(model, shares))
-
-
-def runner(model: PreTrainedModel, shares: bool = False) -> TransformersRunner:
-    """What runs the model through its own forward."""
-    if reads_more(model.config):
-        return seq2seq.runner_of(model)(model, shares)
-    return runner_of(model)(model)
+        return TreeDecoder(own_forward(model, shares))
 
 
 # Draft models beside a target: loaded models, layers of the target itself, folders of layers or of
@@ -351,7 +342,7 @@ def _cut(
             layer_subset.trim(small, source.ids_K)
         made[key] = _Cut(of, small, source.ids_K)
     _, small, ids = made[key]
-    causal = TreeDecoder(runner(small, reads_more(small.config)), target.vocab_size)
+    causal = TreeDecoder(own_forward(small, reads_more(small.config)), target.vocab_size)
     causal.ids_K = None if ids is None else ids.to(small.device)
     return causal
 

@@ -169,7 +169,7 @@ def adapt(
     run = model if made is None else made
     if bank is not None:
         run = bank.attach(run)
-    driven = _own(run, chain_only, shares)
+    driven = own_forward(run, shares, chain_only)
     if made is not None and not int8:
         driven.packed, driven.means = True, f"{driven.means}, its linear layers packed"
     return TreeDecoder(driven, vocab_size, bank)
@@ -190,8 +190,10 @@ def _lean(model: "PreTrainedModel") -> "type[BartRunner] | None":
     return BartRunner
 
 
-def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":
-    """What runs a model through its own forward."""
+def own_forward(
+    model: "PreTrainedModel", shares: bool = False, chain_only: bool = False
+) -> "TransformersRunner":
+    """What runs a model through its own forward: see `adapt`."""
     from outrider.models import seq2seq
     from outrider.models.hf import ChainRunner as ChainRunner
 

@@ -7,7 +7,6 @@ alike. Whisper (`models.whisper`) is one of them, with an encoder of sound.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -32,7 +31,7 @@ from outrider.models.config import read
 from outrider.models.cpu_kernels import decoder_layers, layer_kernels
 from outrider.models.cpu_kernels.layer_kernels import KernelCall
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
-from outrider.models.decoder import EncoderAdapter, additive
+from outrider.models.decoder import EncoderAdapter, LeanRunner, additive
 from outrider.models.linear import Product, fused, product
 from outrider.models.seq2seq.input_modality import InputModality, TextInput, there
 from outrider.models.seq2seq.reader import check_width, made_up_states
@@ -264,12 +263,8 @@ class BartReader:
         return made._replace(encoded=Encoded(states.to(self._dtype), mask))
 
 
-class BartRunner:
+class BartRunner(LeanRunner):
     """Runs a model's weights on one CPU device; `shares` leaves an encoder that it has unused."""
-
-    trees = True
-    recurrent = False
-    limit = (0.0, float("inf"))
 
     def __init__(
         self, model: PreTrainedModel, packed: bool, shares: bool = False, int8: bool = False
@@ -343,14 +338,6 @@ class BartRunner:
             for some, joints in each
         ]
         return decoder_layers.DecoderLayers(parts, act, ahead, self._scaling)
-
-    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
-        """None: it has the weights alone, not the model's own forward."""
-        return None
-
-    def short_windows(self, size: int) -> AbstractContextManager[None]:
-        """It has no windows to narrow."""
-        return nullcontext()
 
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]

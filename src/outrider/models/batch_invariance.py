@@ -11,7 +11,6 @@ In float32, and on other devices, nothing is tried: forms are as they come.
 """
 
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -292,13 +291,7 @@ def _kept(name: str, parts: int, find: Callable[[], list[list[int]]]) -> list[li
                 torch.inference_mode(),
             ):
                 _found[name] = find()
-            try:  # a read-only home is no error
-                path.parent.mkdir(parents=True, exist_ok=True)
-                scratch = path.with_suffix(f".{os.getpid()}.tmp")
-                scratch.write_text(json.dumps(known | {name: _found[name]}, indent=1))
-                scratch.replace(path)
-            except OSError:
-                pass
+            calibrate.keep(path, json.dumps(known | {name: _found[name]}, indent=1))
     return _found[name]
 
 

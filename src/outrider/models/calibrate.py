@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.costs import Costs
 from outrider.models import budget, isa
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from outrider.types import LanguageModel
 
     #: Target and draft model.
@@ -100,14 +102,7 @@ def homeless() -> Path:
     return Path(own)
 
 
-class ModelConfig(Protocol):
-    """The shape of a model, as transformers keeps it."""
-
-    def to_json_string(self) -> str:
-        """All of it as text."""
-
-
-def key(*configs: ModelConfig | None, about: str = "") -> str:
+def key(*configs: "PretrainedConfig | None", about: str = "") -> str:
     """Identity of model shapes, software and processor, and of anything else."""
     import torch
 
@@ -120,8 +115,8 @@ def key(*configs: ModelConfig | None, about: str = "") -> str:
         torch.__version__,
         platform.processor(),
         cpu_name(),
-        # Processors of one name differ behind a hypervisor; ARM calls flags features.
-        _told("flags", "Features"),
+        # Processors of one name differ behind a hypervisor.
+        isa.cpuinfo("flags", "Features") or "",
         str(cores()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
@@ -143,16 +138,7 @@ def cores() -> int:
 
 def cpu_name() -> str:
     """As the system tells it."""
-    return _told("model name") or platform.machine()
-
-
-def _told(*names: str) -> str:
-    """The first line of /proc/cpuinfo that begins with one of these; nothing if there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith(names)), "")
+    return isa.cpuinfo("model name") or platform.machine()
 
 
 def recall(identity: str) -> Calibration | None:
@@ -165,8 +151,8 @@ def recall(identity: str) -> Calibration | None:
 
 
 def remember(identity: str, calibration: Calibration) -> None:
-    """Keep a result; a read-only home is no error."""
-    _keep(_file("calibration", identity), json.dumps(asdict(calibration), indent=1))
+    """Keep a result."""
+    keep(_file("calibration", identity), json.dumps(asdict(calibration), indent=1))
 
 
 def recall_costs(identity: str) -> Costs | None:
@@ -179,14 +165,15 @@ def recall_costs(identity: str) -> Costs | None:
 
 def remember_costs(identity: str, costs: Costs) -> None:
     """Keep them."""
-    _keep(_file("costs", identity), costs.text())
+    keep(_file("costs", identity), costs.text())
 
 
 def _file(kind: str, identity: str) -> Path:
     return cache_dir() / f"{kind}-{identity}.json"
 
 
-def _keep(path: Path, text: str) -> None:
+def keep(path: Path, text: str) -> None:
+    """Write a file of the cache folder, whole; a read-only home is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.tmp")

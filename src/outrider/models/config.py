@@ -41,8 +41,10 @@ def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Ki
     return value if isinstance(value, kind) else None
 
 
-def folder_fields(folder: str | Path) -> dict[str, Any]:
-    """What a folder's config.json says; nothing if it has none that can be read."""
+def folder_fields(folder: object) -> dict[str, Any]:
+    """What a folder's config.json says; nothing if it has none that can be read, or is no path."""
+    if not isinstance(folder, (str, Path)):
+        return {}
     try:
         fields = json.loads((Path(folder) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -13,7 +13,16 @@ from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.config import found, read
 from outrider.models.recurrent.states import RecurrentStates
-from outrider.types import Encoded, Inputs, MultiModalInputs, Nodes, Output, Reads, RowStore
+from outrider.types import (
+    Encoded,
+    Inputs,
+    MultiModalInputs,
+    Nodes,
+    Output,
+    Reads,
+    RowStore,
+    ToldStates,
+)
 from outrider.types.models import ImageAhead
 
 if TYPE_CHECKING:
@@ -116,6 +125,22 @@ class ModelRunner(Protocol):
 
     def short_windows(self, size: int) -> AbstractContextManager[None]:
         """Windows and chunks of `size` for a check, so that a short text reaches past them."""
+
+
+class LeanRunner:
+    """What a runner of weights alone goes without: the model's own forward, states, windows."""
+
+    trees = True
+    recurrent = False
+    limit = (0.0, float("inf"))
+
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
+        """None: it has the weights alone, not the model's own forward."""
+        return None
+
+    def short_windows(self, size: int) -> AbstractContextManager[None]:
+        """It has no windows to narrow."""
+        return nullcontext()
 
 
 class TreeDecoder:
@@ -269,15 +294,7 @@ class TreeDecoder:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
-    def learn(
-        self,
-        cache: SlotCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
+    def learn(self, cache: SlotCache, told: ToldStates) -> None:
         """There is nothing to be told: it reads no other model's states."""
 
     def probe(self, rows: int) -> Inputs | None:

@@ -13,13 +13,13 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
 from math import prod
-from typing import NamedTuple, NoReturn, Self, TypeAlias
+from typing import NamedTuple, NoReturn, Self
 
 import torch
 from torch import Tensor, distributed
@@ -120,97 +120,52 @@ def _own(device: str | torch.device | None) -> torch.device:
 
 @dataclass
 class Shard:
-    """A rank's part of the model, and of its caches by number."""
+    """A rank's part of the model, and of its caches by number; rank 0 orders its methods."""
 
     model: TreeDecoder
     caches: dict[int, SlotCache] = field(default_factory=dict)
 
+    def open(self, cache: int, rows: int, capacity: int) -> None:
+        """An empty cache of so many rows."""
+        self.caches[cache] = self.model.open(rows, capacity)
 
-class OpenCache(NamedTuple):
-    """An empty cache of so many rows."""
+    def take(self, cache: int, made: int, rows: Sequence[int]) -> None:
+        """Another cache with copies of these rows."""
+        self.caches[made] = self.caches[cache].take(rows)
 
-    cache: int
-    rows: int
-    capacity: int
+    def put(self, cache: int, into: Sequence[int], other: int) -> None:
+        """The rows of another cache at these rows."""
+        self.caches[cache].put(into, self.caches[other])
 
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        shard.caches[self.cache] = shard.model.open(self.rows, self.capacity)
+    def narrow(self, cache: int, rows: int) -> None:
+        """The first rows alone: others have left."""
+        self.caches[cache].narrow(rows)
 
+    def drop(self, cache: int) -> None:
+        """Nobody has this cache any more."""
+        del self.caches[cache]
 
-class TakeRows(NamedTuple):
-    """Another cache with copies of these rows."""
+    def keep(self, cache: int, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move accepted paths next to their roots."""
+        self.model.keep(self.caches[cache], first_B, path_BD)
 
-    cache: int
-    made: int
-    rows: tuple[int, ...]
+    def forward(
+        self, cache: int, last: int | None, aux_layers: tuple[int, ...], *nodes: Tensor
+    ) -> None:
+        """A call of the model. What comes out is rank 0's business."""
+        read = Nodes(*nodes)
+        self.model.forward(self.caches[cache], read, last=last, aux_layers=aux_layers)
 
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        shard.caches[self.made] = shard.caches[self.cache].take(self.rows)
-
-
-class PutRows(NamedTuple):
-    """The rows of another cache at these rows."""
-
-    cache: int
-    into: tuple[int, ...]
-    other: int
-
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        shard.caches[self.cache].put(self.into, shard.caches[self.other])
-
-
-class NarrowRows(NamedTuple):
-    """The first rows alone: others have left."""
-
-    cache: int
-    rows: int
-
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        shard.caches[self.cache].narrow(self.rows)
-
-
-class DropCache(NamedTuple):
-    """Nobody has this cache any more."""
-
-    cache: int
-
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        del shard.caches[self.cache]
-
-
-class KeepPath(NamedTuple):
-    """Move accepted paths next to their roots; tensors: first [B], path [B, D]."""
-
-    cache: int
-
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        shard.model.keep(shard.caches[self.cache], *tensors)
-
-
-class ForwardCall(NamedTuple):
-    """A call of the model; tensors: its nodes. What comes out is rank 0's business."""
-
-    cache: int
-    last: int | None
-    aux_layers: tuple[int, ...]
-
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
-        nodes = Nodes(*tensors)
-        shard.model.forward(
-            shard.caches[self.cache], nodes, last=self.last, aux_layers=self.aux_layers
-        )
-
-
-class StopWorker(NamedTuple):
-    """There is nothing more to do."""
-
-    def run(self, shard: Shard, tensors: Sequence[Tensor]) -> None:
+    def stop(self) -> None:
+        """There is nothing more to do."""
         raise SystemExit(0)
 
 
-Order: TypeAlias = (
-    OpenCache | TakeRows | PutRows | NarrowRows | DropCache | KeepPath | ForwardCall | StopWorker
-)
+class Order(NamedTuple):
+    """A method of `Shard`, and what it is called with ahead of tensors."""
+
+    run: Callable[..., None]
+    given: tuple[object, ...] = ()
 
 
 class _Envelope(NamedTuple):
@@ -291,7 +246,7 @@ class ShardedCache:
     def __init__(self, own: SlotCache, wire: Broadcaster, numbers: "itertools.count[int]") -> None:
         self.own, self._wire, self._numbers = own, wire, numbers
         self.number = next(numbers)
-        weakref.finalize(self, wire.later, DropCache(self.number)).atexit = False
+        weakref.finalize(self, wire.later, Order(Shard.drop, (self.number,))).atexit = False
 
     @property
     def capacity(self) -> int:
@@ -299,19 +254,19 @@ class ShardedCache:
 
     def take(self, rows: Sequence[int]) -> "ShardedCache":
         some = ShardedCache(self.own.take(rows), self._wire, self._numbers)
-        self._wire.later(TakeRows(self.number, some.number, tuple(rows)))
+        self._wire.later(Order(Shard.take, (self.number, some.number, tuple(rows))))
         return some
 
     def put(self, into: Sequence[int], other: "ShardedCache") -> Self:
         """Write the rows of `other` at these rows; returns this cache."""
         self.own = self.own.put(into, other.own)
-        self._wire.later(PutRows(self.number, tuple(into), other.number))
+        self._wire.later(Order(Shard.put, (self.number, tuple(into), other.number)))
         return self
 
     def narrow(self, rows: int) -> Self:
         """This cache with its first rows alone."""
         self.own = self.own.narrow(rows)
-        self._wire.later(NarrowRows(self.number, rows))
+        self._wire.later(Order(Shard.narrow, (self.number, rows)))
         return self
 
 
@@ -334,7 +289,7 @@ class ShardedModel(ModelWrapper[TreeDecoder]):
         if inputs is not None:
             self.model.examine(inputs)
         cache = ShardedCache(self.model.open(rows, capacity), self._wire, self._numbers)
-        self._wire.later(OpenCache(cache.number, rows, capacity))
+        self._wire.later(Order(Shard.open, (cache.number, rows, capacity)))
         return cache
 
     def forward(
@@ -352,7 +307,7 @@ class ShardedModel(ModelWrapper[TreeDecoder]):
         wire = self._wire
         with wire.turn:
             try:
-                wire.send(ForwardCall(cache.number, last, aux_layers), *nodes)
+                wire.send(Order(Shard.forward, (cache.number, last, aux_layers)), *nodes)
                 with self.group.together():
                     return self.model.forward(cache.own, nodes, last=last, aux_layers=aux_layers)
             except BaseException as error:  # an interruption, too: the others went on
@@ -362,13 +317,13 @@ class ShardedModel(ModelWrapper[TreeDecoder]):
     def keep(self, cache: ShardedCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
         self.model.keep(cache.own, first_B, path_BD)
-        self._wire.later(KeepPath(cache.number), first_B, path_BD)
+        self._wire.later(Order(Shard.keep, (cache.number,)), first_B, path_BD)
 
     def close(self) -> None:
         """Send the other ranks home."""
         if self._wire.broken is None:
             with suppress(ShardLost):
-                self._wire.send(StopWorker())
+                self._wire.send(Order(Shard.stop))
             self._wire.broken = RuntimeError("closed")
             distributed.destroy_process_group()
 
@@ -398,7 +353,7 @@ def serve(own: TreeDecoder, group: Group) -> NoReturn:
         while True:
             for order, tensors in wire.receive():
                 with group.together():
-                    order.run(shard, tensors)
+                    order.run(shard, *order.given, *tensors)
     except SystemExit:
         distributed.destroy_process_group()
         raise

@@ -6,8 +6,6 @@ law is that of the file's weights either way.
 """
 
 import hashlib
-import mmap
-import struct
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,20 +32,6 @@ from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedWeight
 from outrider.models.weight_only import WeightOnlyTensor, packable
 
-# What lies where in a GGUF file: its tensors in the blocks in which they were written.
-#
-# The file is mapped, not read: a tensor costs memory where it is copied from. (The package `gguf`
-# has a reader, which takes half a minute over the words of a large tokenizer; here they are passed
-# over.) The format is ggml's docs/gguf.md.
-
-_MAGIC, _VERSIONS = b"GGUF", (2, 3)
-_STRING, _ARRAY = 8, 9
-#: Bytes of metadata values by their type: integers, floats and bools.
-_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_UINT32 = 4
-_ALIGNMENT = 32  #: of tensors, where a file does not say
-_MOST_AXES = 4
-
 
 class StoredTensor(NamedTuple):
     """A tensor as it lies in a file."""
@@ -58,99 +42,35 @@ class StoredTensor(NamedTuple):
 
 
 class GgufFile:
-    """The tensors of a file by name, and the architecture that it names.
+    """A file's tensors by name, in the blocks in which they were written, and its architecture.
 
-    Raises ConfigurationError for a file that is damaged or of another version.
+    The file is mapped, not read: a tensor costs memory where it is copied from. Raises
+    ConfigurationError for a file that is damaged or of another version.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.architecture = ""
-        self.tensors: dict[str, StoredTensor] = {}
-        self._alignment = _ALIGNMENT
-        with self.path.open("rb") as file:  # to be written to by nobody: torch wants to be able to
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         try:
-            self._read()
-        except (struct.error, ValueError, IndexError, UnicodeDecodeError) as error:
+            read = pretrained.gguf_tensors(self.path)
+        except ValueError as error:
             raise ConfigurationError(
                 f"cannot read the GGUF file; got {str(path)!r} ({error}); download it again, or "
                 "convert it with a newer llama.cpp"
             ) from error
+        named = read.fields.get("general.architecture")
+        self.architecture = "" if named is None else bytes(named.parts[named.data[0]]).decode()
+        self.tensors = {
+            one.name: StoredTensor(
+                one.tensor_type.name, tuple(map(int, one.shape[::-1])), _rows(one.data)
+            )
+            for one in read.tensors
+        }
 
-    def _read(self) -> None:
-        if self._bytes[:4] != _MAGIC:
-            raise ValueError("it does not begin with GGUF")
-        version, tensors, values = self._unpack("<IQQ", 4)
-        if version not in _VERSIONS:
-            raise ValueError(f"it is of version {version}, not 2 or 3")
-        at = 24
-        for _ in range(values):
-            at = self._value(at)
-        table = []
-        for _ in range(tensors):
-            name, at = self._string(at)
-            (axes,) = self._unpack("<I", at)
-            if axes > _MOST_AXES:
-                raise ValueError(f"{name} has {axes} axes")
-            shape = self._unpack(f"<{axes}Q", at + 4)[::-1]
-            kind, offset = self._unpack("<IQ", at + 4 + 8 * axes)
-            at += 16 + 8 * axes
-            table.append((name, shape, kind, offset))
-        start = -(-at // self._alignment) * self._alignment
-        for name, shape, kind, offset in table:
-            self.tensors[name] = self._tensor(name, shape, kind, start + offset)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], kind: int, at: int) -> StoredTensor:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        told = GGMLQuantizationType(kind)  # ValueError for one that nobody knows
-        block, size = GGML_QUANT_SIZES[told]
-        wide = shape[-1] if shape else 1
-        if wide % block:
-            raise ValueError(f"{name} has rows of {wide}, and {told.name} has blocks of {block}")
-        row = wide // block * size
-        count = int(np.prod(shape[:-1], dtype=np.int64))
-        if at + count * row > len(self._bytes):
-            raise ValueError(f"it ends within {name}")
-        rows = np.frombuffer(self._bytes, np.uint8, count * row, at).reshape(count, row)
-        return StoredTensor(told.name, shape, rows)
-
-    def _value(self, at: int) -> int:
-        """Behind a metadata value, of which the architecture and the alignment are kept."""
-        key, at = self._string(at)
-        (kind,) = self._unpack("<I", at)
-        at += 4
-        if key == "general.architecture":
-            self.architecture, _ = self._string(at)
-        elif key == "general.alignment" and kind == _UINT32:
-            (self._alignment,) = self._unpack("<I", at)
-            if self._alignment < 1:
-                raise ValueError("its tensors are aligned to nothing")
-        return self._behind(kind, at)
-
-    def _behind(self, kind: int, at: int) -> int:
-        if kind in _WIDTHS:
-            return at + _WIDTHS[kind]
-        if kind == _STRING:
-            return at + 8 + int(self._unpack("<Q", at)[0])
-        if kind != _ARRAY:
-            raise ValueError(f"no metadata is of type {kind}")
-        inner, count = self._unpack("<IQ", at)
-        at += 12
-        if inner in _WIDTHS:
-            return at + _WIDTHS[inner] * int(count)
-        for _ in range(count):
-            at = self._behind(inner, at)
-        return at
-
-    def _string(self, at: int) -> tuple[str, int]:
-        (size,) = self._unpack("<Q", at)
-        end = at + 8 + size
-        return self._bytes[at + 8 : end].decode(), end
-
-    def _unpack(self, form: str, at: int) -> tuple[int, ...]:
-        return struct.unpack_from(form, self._bytes, at)
+def _rows(data: "np.ndarray[Any, Any]") -> "NDArray[np.uint8]":
+    """The bytes [rows, bytes of a row] of a tensor's values or blocks."""
+    whole = np.atleast_1d(np.asarray(data)).view(np.uint8)
+    return whole.reshape(-1, whole.shape[-1])
 
 
 _NEEDS = ("gguf", "accelerate")  #: packages that transformers reads such files with
@@ -200,17 +120,6 @@ def opened(where: str, how: dict[str, Any]) -> GgufFile:
     if path is None:
         raise ConfigurationError(f"no such file; got {where}/{name}; check the path")
     return GgufFile(path)
-
-
-def kept(file: GgufFile, config: PretrainedConfig, kind: Any) -> "BlockWeights | str":
-    """The model in the blocks of a file; or why it has to be unpacked.
-
-    `kind` is its class of transformers.
-    """
-    try:
-        return block_weights(file, config, kind)
-    except UnsupportedModel as error:
-        return str(error)
 
 
 def described(given: object) -> Path | None:
@@ -279,10 +188,6 @@ class BlockWeights(NamedTuple):
     widened: str | None  #: which types were widened, in words; None: all are read in place
 
 
-class _Unmapped(Exception):
-    """Why transformers does not say which parameters a file's tensors are."""
-
-
 def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockWeights:
     """The model of this configuration, `kind` being its class of transformers, with its weights.
 
@@ -290,13 +195,7 @@ def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockW
     to be dequantised as a whole. Raises ConfigurationError for tensors that are missing or damaged.
     """
     model = _empty(config, kind)
-    try:
-        names, reorder = _mapping(file, model)
-    except _Unmapped as error:
-        raise UnsupportedModel(
-            f"tensors of {file.path} cannot be read one by one ({error}); got the architecture "
-            f"{file.architecture!r}; it can be dequantised as a whole: dtype='bfloat16'"
-        ) from error
+    names, reorder = _mapping(file, model)
     places = {id(module): (leaf, turned) for module, leaf, turned in packable(model)}
     widened: Counter[str] = Counter()
     for name, stored in file.tensors.items():
@@ -367,15 +266,21 @@ def _mapping(file: GgufFile, model: PreTrainedModel) -> tuple[dict[str, str], _R
     """Parameters by the names that the file has for them, and how their values are reordered."""
     import gguf
 
+    def unmapped(why: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"tensors of {file.path} cannot be read one by one ({why}); got the architecture "
+            f"{file.architecture!r}; it can be dequantised as a whole: dtype='bfloat16'"
+        )
+
     try:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
     except ImportError as error:
-        raise _Unmapped("this version of transformers does not say how") from error
+        raise unmapped("this version of transformers does not say how") from error
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     if file.architecture not in known or _by_other_means(file.architecture):
-        raise _Unmapped("transformers reads this architecture in another way")
+        raise unmapped("transformers reads this architecture in another way")
     if any(len(stored.shape) > _MATRIX for stored in file.tensors.values()):
-        raise _Unmapped("it has tensors of several experts each")
+        raise unmapped("it has tensors of several experts each")
     layers = int(decoder_of(model.config).num_hidden_layers)
     table = gguf.get_tensor_name_map(known[file.architecture], layers)
     names: dict[str, str] = {}

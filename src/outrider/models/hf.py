@@ -8,11 +8,12 @@ that derive something from the cache's length have a subclass each (alibi.py, gp
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import ModelOutput, output_capturing
 
 from outrider.errors import UnsupportedModel
@@ -31,6 +32,17 @@ _REACH = ("sliding_window", "attention_chunk_size")
 
 #: For all layers, or for each type of layer; None for those without one.
 Mask: TypeAlias = Tensor | dict[str, Tensor | None] | None
+
+
+class ForwardCall(NamedTuple):
+    """What a model's own forward is asked."""
+
+    tokens_BQ: Tensor
+    positions_BQ: Tensor
+    mask: Mask
+    last: int | None  #: of how many nodes logits are wanted; None: of all
+    aux_layers: tuple[int, ...]  #: the layers behind which states are
+
 
 #: Whether models take a list of layers, with the numbers that all their states have.
 _PICKS_LAYERS = found(output_capturing, "resolve_hidden_states_indices") is not None
@@ -62,6 +74,13 @@ def layers_asked(aux_layers: tuple[int, ...]) -> dict[str, object]:
     """
     layers = [layer for layer in aux_layers if layer >= 0]
     return {"output_hidden_states": layers if _PICKS_LAYERS else True} if layers else {}
+
+
+def filled_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
+    """A layer of transformers' own caches over keys and values, of which nothing is copied."""
+    layer = DynamicLayer()
+    layer.keys, layer.values, layer.is_initialized = keys, values, True
+    return layer
 
 
 def _arguments(model: PreTrainedModel) -> frozenset[str]:
@@ -165,28 +184,21 @@ class TransformersRunner:
         with self.around(keys_BW, positions_BQ, visible_BQW):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
             at_BQ = positions_BQ + self._offset if self._offset else positions_BQ
-            return self._run(cache, tokens_BQ, at_BQ, mask, last, aux_layers)
+            return self._run(cache, ForwardCall(tokens_BQ, at_BQ, mask, last, aux_layers))
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask,
-        last: int | None,
-        aux_layers: tuple[int, ...],
-    ) -> Output:
+    def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
         """The model's own forward. Without a mask it makes one from the cache's length."""
+        aux_layers, last = call.aux_layers, call.last
         extra: dict[str, object] = layers_asked(aux_layers)
         if "position_ids" in self._takes:
-            extra["position_ids"] = positions_BQ
+            extra["position_ids"] = call.positions_BQ
         if "logits_to_keep" in self._takes:
             extra["logits_to_keep"] = last or 0
-        extra |= self.beside(cache, tokens_BQ.shape[1])
+        extra |= self.beside(cache, call.tokens_BQ.shape[1])
         with evaluating(self.model, self._parts), self._listening(-1 in aux_layers) as states:
             output = self.model(
-                input_ids=tokens_BQ,
-                attention_mask=mask,
+                input_ids=call.tokens_BQ,
+                attention_mask=call.mask,
                 use_cache=self.returns_cache,
                 **{self.takes_cache: cache},
                 **extra,
@@ -276,9 +288,18 @@ class TransformersRunner:
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """Logits of a whole sequence by the model's own means: no cache and no mask of ours."""
+        return self.logits_of(tokens_1Q)
+
+    def logits_of(self, tokens_1Q: Tensor, **given: object) -> Tensor:
+        """Logits of a whole sequence by the model's own forward, which is `given` this besides."""
         with evaluating(self.model, self._parts):
-            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False).logits
+            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False, **given).logits
         return logits
+
+    def windows(self, tokens_1Q: Tensor) -> Mask:
+        """The masks of a whole sequence each of whose tokens sees its window."""
+        steps = torch.arange(tokens_1Q.shape[1], device=tokens_1Q.device)[None]
+        return self.masks(steps[:, :, None] >= steps[:, None], steps, steps)
 
     @contextmanager
     def short_windows(self, size: int) -> Iterator[None]:
@@ -327,7 +348,7 @@ class ChainRunner(TransformersRunner):
             own = cache.row(row)
             own.begin(slots, start + slots.shape[1], start)
             assert own.size == cache.size, "a row sees more slots than the whole batch"
-            output = self._run(own, tokens, positions, None, None, aux_layers)
+            output = self._run(own, ForwardCall(tokens, positions, None, None, aux_layers))
             if not cache.stacks:  # the first call of all has made the row's buffers
                 cache.put([row], own)
             rows.append(output)

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import found
 from outrider.models.encoder_cache import EncoderCache
-from outrider.models.model_lock import evaluating
+from outrider.models.hf import filled_layer
 from outrider.models.multi_modal import MultiModalRunner
 from outrider.row_params import RowTable
 from outrider.types import Inputs, MultiModalInputs
@@ -38,38 +38,6 @@ class CrossAttentionRows(RowTable):
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     seen_BM: Tensor
-
-
-class CrossAttentionLayer(CacheLayerMixin):  # type: ignore[misc]
-    """A layer's keys and values of images, which do not grow with the text."""
-
-    is_sliding = False
-
-    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.is_initialized = keys is not None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """There is nothing to be made: what is given is kept."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        self.keys, self.values, self.is_initialized = key_states, value_states, True
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return 0, 0
-
-    def get_seq_length(self) -> int:
-        """How many states there are: with none a layer is passed over (transformers 5.17)."""
-        return 0 if self.keys is None else int(self.keys.shape[2])
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length
 
 
 class ImageCrossAttentionRunner(MultiModalRunner):
@@ -130,7 +98,7 @@ class MllamaRunner(ImageCrossAttentionRunner):
         known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
         """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
-        self._lend(cache, [CrossAttentionLayer() for _ in self._crossing])
+        self._lend(cache, [DynamicLayer() for _ in self._crossing])
         return super().read_media(cache, prompt, inputs, aux_layers, known)
 
     def keep_media(
@@ -154,14 +122,14 @@ class MllamaRunner(ImageCrossAttentionRunner):
         rows = cache.inputs
         assert isinstance(rows, CrossAttentionRows)
         pairs = zip(rows.keys, rows.values, strict=True)
-        self._lend(cache, [CrossAttentionLayer(*pair) for pair in pairs])
+        self._lend(cache, [filled_layer(*pair) for pair in pairs])
         tiles = rows.seen_BM.shape[1]
         if not tiles:
             return {}
         cache.seen = 1  # an empty cache has no images (transformers 5.17): a token ahead of ours
         return {self.mask: rows.seen_BM[:, None, None].expand(-1, 1 + queries, 1, -1)}
 
-    def _lend(self, cache: SlotCache, layers: Sequence[CrossAttentionLayer]) -> None:
+    def _lend(self, cache: SlotCache, layers: Sequence[DynamicLayer]) -> None:
         """Let a call find these in the cache where its layers of cross attention look."""
         for number, layer in zip(self._crossing, layers, strict=True):
             cache.layers[number] = layer
@@ -220,7 +188,4 @@ class IdeficsRunner(ImageCrossAttentionRunner):
         """Logits of a text alone: beside an image that nobody sees."""
         none = self.opened_media(1)
         mask = none.seen_BM[:, None].expand(-1, tokens_1Q.shape[1], -1)
-        given = {self._states: none.states_BMTE, self.mask: mask}
-        with evaluating(self.model, self._parts):
-            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False, **given).logits
-        return logits
+        return self.logits_of(tokens_1Q, **{self._states: none.states_BMTE, self.mask: mask})

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models.cache import SlotCache
 from outrider.models.config import found
-from outrider.models.hf import FULL, Mask
-from outrider.models.model_lock import alone, evaluating, instead
+from outrider.models.hf import FULL, ForwardCall
+from outrider.models.model_lock import alone, instead
 from outrider.models.multi_modal import InnerModelRunner, MultiModalRunner
 from outrider.types import Inputs, MultiModalInputs, Output
 from outrider.types.models import ImageAhead
@@ -66,18 +66,11 @@ class PaliGemmaRunner(MultiModalRunner):
                 f"whole; got one of {len(prompt)}; ask in fewer words"
             )
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask,
-        last: int | None,
-        aux_layers: tuple[int, ...],
-    ) -> Output:
+    def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
         """The model's own forward."""
+        mask = call.mask
         if not isinstance(mask, dict):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask, last, aux_layers)
+            return super()._run(cache, call)
         layers: torch.nn.Module = self.model.model.language_model
         own = layers.forward
 
@@ -85,15 +78,11 @@ class PaliGemmaRunner(MultiModalRunner):
             return own(**(given | {"attention_mask": mask}))
 
         with instead(alone(self.whole), layers, "forward", forward):
-            return super()._run(cache, tokens_BQ, positions_BQ, mask[FULL], last, aux_layers)
+            return super()._run(cache, call._replace(mask=mask[FULL]))
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
         """Logits of a text alone, which is what follows a block for its own forward."""
-        with evaluating(self.model, self._parts):
-            logits: Tensor = self.model(
-                input_ids=tokens_1Q, token_type_ids=torch.ones_like(tokens_1Q), use_cache=False
-            ).logits
-        return logits
+        return self.logits_of(tokens_1Q, token_type_ids=torch.ones_like(tokens_1Q))
 
 
 class GitRunner(MultiModalRunner):

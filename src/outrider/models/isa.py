@@ -79,12 +79,18 @@ def of_family(name: str) -> tuple[Level, ...]:
 @lru_cache(maxsize=1)
 def flags() -> frozenset[str]:
     """What this processor has, by Linux's names; read once."""
+    told = cpuinfo("flags", "Features")  # ARM calls them features
+    return _flags_by_torch() if told is None else frozenset(told.partition(":")[2].split())
+
+
+def cpuinfo(*names: str) -> str | None:
+    """The first line of /proc/cpuinfo that begins with one of these, "" if none does; None: there
+    is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return _flags_by_torch()
-    found = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(found.partition(":")[2].split())
+        return None
+    return next((line for line in lines if line.startswith(names)), "")
 
 
 def _flags_by_torch() -> frozenset[str]:

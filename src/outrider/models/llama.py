@@ -8,8 +8,6 @@ there. Scores equal transformers' to rounding
 (tests/models); plain and speculative decoding run through it alike.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
@@ -19,11 +17,11 @@ from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.cpu_kernels.decoder_layers import LlamaLayers, unsupported_reason
 from outrider.models.cpu_kernels.layer_kernels import CpuKernels, KernelCall
-from outrider.models.decoder import EncoderAdapter
+from outrider.models.decoder import EncoderAdapter, LeanRunner
 from outrider.models.layer import STATIC_ROPE, Layer, LayerOpsCall, chosen, whole
 from outrider.models.linear import Product, fused
 from outrider.models.lora import LoraBank
-from outrider.types import Inputs, Nodes, Output
+from outrider.types import Nodes, Output
 
 #: Models with a Llama's layers, by the type that a configuration names. Products may have biases,
 #: and heads of queries and keys norms of their own: whatever a layer has is run.
@@ -69,12 +67,9 @@ def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
     return found
 
 
-class LlamaRunner:
+class LlamaRunner(LeanRunner):
     """Runs the weights of a LlamaForCausalLM, or another of `FAMILIES`, on one device."""
 
-    trees = True
-    recurrent = False
-    limit = (0.0, float("inf"))
     reader: EncoderAdapter | None = None
 
     def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:
@@ -137,14 +132,6 @@ class LlamaRunner:
             found += [(each.qkv, self.hidden), (each.out, heads)]
             found += [(each.gate_up, self.hidden), (each.down, self.inner)]
         return [*found, (self._head, self.hidden)]
-
-    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
-        """None: it has the weights alone, not the model's own forward."""
-        return None
-
-    def short_windows(self, size: int) -> AbstractContextManager[None]:
-        """It has no windows to narrow."""
-        return nullcontext()
 
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]

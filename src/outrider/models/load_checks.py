@@ -114,26 +114,23 @@ def ordinary(numbers: Tensor, vocab: int) -> Tensor:
     return first + numbers % (vocab - first)
 
 
-def _allowed(dtype: torch.dtype, tolerance: float | None) -> float:
-    """The largest difference, relative to the largest logit, that is rounding."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return tolerance or (0.1 if half else 1e-3)
+def _allowed(model: LanguageModel) -> float:
+    """The largest difference, relative to the largest logit, that is this model's rounding.
 
-
-def _allowed_of(model: LanguageModel, tolerance: float | None) -> float:
-    """The same for this model: a tree's sums have another order than a path's in attention, and by
-    products that round what they are given to bfloat16 a last bit shows as half precision. So it
-    does in states by products of whole numbers, which keep 16 bits."""
-    coarse = False
+    A tree's sums have another order than a path's in attention, and by products that round what
+    they are given to bfloat16 a last bit shows as half precision. So it does in states by products
+    of whole numbers, which keep 16 bits.
+    """
+    coarse = model.dtype in (torch.bfloat16, torch.float16)
     if isinstance(model, TreeDecoder):
         network = read(model.runner, "model", torch.nn.Module)
         kept = {} if network is None else weight_only.formats(network)
-        coarse = "bf16" in kept or (model.recurrent and any(name != "f32" for name in kept))
-    return _allowed(torch.bfloat16 if coarse else model.dtype, tolerance)
+        coarse |= "bf16" in kept or (model.recurrent and any(name != "f32" for name in kept))
+    return 0.1 if coarse else 1e-3
 
 
 @torch.inference_mode()
-def adapters(model: TreeDecoder, name: str, tolerance: float | None = None) -> float:
+def adapters(model: TreeDecoder, name: str) -> float:
     """Compare rows with all adapters side by side with each alone; UnsupportedModel if they differ.
 
     Returns the largest difference, relative to the largest logit.
@@ -152,7 +149,7 @@ def adapters(model: TreeDecoder, name: str, tolerance: float | None = None) -> f
     together = scores(rows)
     each = zip(rows, together, strict=True)
     worst = max(_gap(whole[None], scores((row,))) for row, whole in each)
-    if worst > _allowed_of(model, tolerance):
+    if worst > _allowed(model):
         raise UnsupportedModel(
             f"the {name} model ({model.runner.name}) does not score rows with adapters side by "
             f"side as each alone: relative difference {worst:.3g}; give one adapter as the target: "
@@ -162,7 +159,7 @@ def adapters(model: TreeDecoder, name: str, tolerance: float | None = None) -> f
 
 
 @torch.inference_mode()
-def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> float:
+def trees(model: LanguageModel, name: str) -> float:
     """Compare a small tree's scores with one forward per path; UnsupportedModel if they differ.
 
     Catches models that ignore the mask or the positions without any error. Returns the largest
@@ -170,8 +167,7 @@ def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> fl
     """
     device = torch.device(model.device)
     tree = branching((2, 2), device)
-    tolerance = _allowed_of(model, tolerance)
-    prefix = 6
+    tolerance, prefix = _allowed(model), 6
     steps = torch.arange(prefix + tree.nodes, device=device)
     tokens = ordinary(steps * 7, model.vocab_size)[None]
 
@@ -199,7 +195,7 @@ def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> fl
 
 
 @torch.inference_mode()
-def paths(model: TreeDecoder, name: str, tolerance: float | None = None) -> float | None:
+def paths(model: TreeDecoder, name: str) -> float | None:
     """Compare a tree's scores with the model's own forward of each path, past its window.
 
     Two rows of different lengths, one tree each, windows narrowed for the moment so that a short
@@ -208,7 +204,7 @@ def paths(model: TreeDecoder, name: str, tolerance: float | None = None) -> floa
     large or if the model cannot run this way at all.
     """
     runner = model.runner
-    tolerance = _allowed_of(model, tolerance)
+    tolerance = _allowed(model)
     try:
         with runner.short_windows(4):
             counts = (2, 2) if model.trees else (1, 1, 1)
@@ -235,12 +231,7 @@ def paths(model: TreeDecoder, name: str, tolerance: float | None = None) -> floa
 
 
 @torch.inference_mode()
-def media(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    inputs: MultiModalInputs,
-    tolerance: float | None = None,
-) -> float:
+def media(model: LanguageModel, prompt: Sequence[int], inputs: MultiModalInputs) -> float:
     """Compare a branch of a tree behind a prompt with images with the model's own forward of all.
 
     Once for each kind of inputs: 0.0 if that was done before. Returns the largest difference,
@@ -266,7 +257,7 @@ def media(
     whole = torch.cat([text[:, :-1], drafted[:, path]], 1)
     logits = reader.plain_media(whole, inputs)
     worst = _gap(scores, logits[0, size:, : model.vocab_size])
-    allowed = _allowed_of(model, tolerance)
+    allowed = _allowed(model)
     if not worst <= allowed:
         raise UnsupportedModel(
             f"{model.runner.name} does not score trees behind a prompt with "

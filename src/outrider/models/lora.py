@@ -234,8 +234,8 @@ class LoraBank:
     def adapted(self, run: Product, layers: Sequence[str]) -> Product:
         """A product of some layers over the same x, outputs side by side, with what rows add."""
         self._adapted.update(layers)
-        sizes = [self._sizes[layer][0] for layer in layers]
-        return AdaptedProduct(self, run, tuple(layers), sizes)
+        names, sizes = tuple(layers), [self._sizes[layer][0] for layer in layers]
+        return lambda x: self.added(run(x), x, names, sizes)
 
     def attach(self, model: PreTrainedModel) -> PreTrainedModel:
         """Modules of its own over the model's tensors, whose linear layers are adapted by row.
@@ -284,16 +284,3 @@ class LoraBank:
                 more = up(down(x_BQI.index_select(0, rows))).to(out.dtype)
                 whole = whole.index_add(0, rows, more)
         return whole.reshape(out.shape)
-
-
-class AdaptedProduct:
-    """x -> the base's product of some layers, and what the adapters of its rows add."""
-
-    def __init__(
-        self, bank: LoraBank, run: Product, layers: tuple[str, ...], sizes: Sequence[int]
-    ) -> None:
-        self._bank, self._run, self._layers, self._sizes = bank, run, layers, sizes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Of any number of rows and nodes."""
-        return self._bank.added(self._run(x), x, self._layers, self._sizes)

@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from outrider.models.config import read
-from outrider.types import Inputs, LanguageModel, Nodes, Output
+from outrider.types import Inputs, LanguageModel, Nodes, Output, ToldStates
 
 M = TypeVar("M", bound=LanguageModel)
 C = TypeVar("C", default=Any)  #: what it keeps of rows: a `Cache`
@@ -76,17 +76,9 @@ class ModelWrapper(Generic[M, C]):
         """Move the entries of accepted paths next to their roots."""
         self.model.keep(cache, first_B, path_BD)
 
-    def learn(
-        self,
-        cache: C,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """Be told another model's states of the tokens in these slots."""
-        self.model.learn(cache, slots_BQ, positions_BQ, wide, hidden, known_B)
+    def learn(self, cache: C, told: ToldStates) -> None:
+        """Be told the target's states of some tokens."""
+        self.model.learn(cache, told)
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs; None for a model of text alone."""

@@ -27,7 +27,7 @@ from outrider.errors import (
 from outrider.models.cache import SlotCache
 from outrider.models.config import closers, found, placeholders, read
 from outrider.models.encoder_cache import EncoderCache
-from outrider.models.hf import Mask, TransformersRunner, layers_asked
+from outrider.models.hf import ForwardCall, TransformersRunner, layers_asked
 from outrider.models.model_lock import alone, evaluating, parts_of
 from outrider.models.prefill import causal
 from outrider.row_params import RowTable
@@ -156,20 +156,12 @@ class MultiModalRunner(TransformersRunner):
         """Positions that are slots."""
         return RowPositions(torch.zeros(rows, dtype=torch.int64, device=self.device))
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask,
-        last: int | None,
-        aux_layers: tuple[int, ...],
-    ) -> Output:
+    def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
         """The model's own forward, each row's positions counted on from its images."""
         if isinstance(cache.inputs, RowPositions):
-            positions_BQ = positions_BQ + cache.inputs.delta_B[:, None]
-            positions_BQ = positions_BQ.clamp(min=0)  # of nodes that only fill a call up
-        return super()._run(cache, tokens_BQ, positions_BQ, mask, last, aux_layers)
+            at_BQ = call.positions_BQ + cache.inputs.delta_B[:, None]
+            call = call._replace(positions_BQ=at_BQ.clamp(min=0))  # nodes may only fill a call up
+        return super()._run(cache, call)
 
     def tokens(self, tokens_1Q: Tensor) -> Tensor:
         """What the model's forward is given of a prompt's tokens, or a text's."""

@@ -13,7 +13,7 @@ from transformers.models.mpt import modeling_mpt
 
 from outrider.models.config import read
 from outrider.models.hf import TransformersRunner
-from outrider.models.model_lock import alone, evaluating, instead, mine
+from outrider.models.model_lock import alone, instead, mine
 from outrider.models.multi_modal import MultiModalRunner
 from outrider.types import Inputs
 
@@ -186,14 +186,7 @@ class MoshiRunner(TransformersRunner):
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
         """Logits of a whole text by the model's own forward, behind a windowed mask."""
-        steps = torch.arange(tokens_1Q.shape[1], device=tokens_1Q.device)[None]
-        seen = steps[:, :, None] >= steps[:, None]
-        mask = self.masks(seen, steps, steps)
-        with evaluating(self.model, self._parts):
-            logits: Tensor = self.model(
-                input_ids=tokens_1Q, attention_mask=mask, use_cache=False
-            ).logits
-        return logits
+        return self.logits_of(tokens_1Q, attention_mask=self.windows(tokens_1Q))
 
 
 # Attention that an indexer makes sparse: DeepSeek V3.2, GLM with DSA and their kin.

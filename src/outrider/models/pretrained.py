@@ -36,7 +36,8 @@ from outrider.errors import ConfigurationError, RemoteCodeRefused, first_line
 from outrider.models.config import read
 from outrider.models.seq2seq import OWN
 
-# A reader of GGUF metadata that takes a word list in one go, for transformers to read with.
+# A reader of GGUF files that takes a word list in one go, for transformers to read with, or passes
+# over it, where tensors alone are wanted.
 #
 # The package `gguf` has a reader that slices a mapped file for every word of a tokenizer, for each
 # value several times: 7.6 s of a processor for the 150,000 words of Qwen2.5, and transformers reads
@@ -58,15 +59,33 @@ def quick_gguf_reader(file: str | None) -> Iterator[None]:
         return
     package: Any = import_module("gguf")
     with _LOCK:
-        before, package.GGUFReader = package.GGUFReader, _reader(package)
+        before, package.GGUFReader = package.GGUFReader, _reader(package, lists=True)
         try:
             yield
         finally:
             package.GGUFReader = before
 
 
-def _reader(gguf: Any) -> type:
-    """The package's reader, but for lists of numbers or strings in this machine's byte order."""
+def gguf_tensors(path: Path) -> Any:
+    """The package's reader of a file, mapped, whose `tensors` and `fields` are there, but no list.
+
+    Raises ValueError for what is no such file, or a damaged one.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+    try:
+        read = _reader(import_module("gguf"), lists=False)(path, "c")  # torch wants to write to it
+    except (ValueError, LookupError) as error:
+        raise ValueError(f"it ends within its data, or is of another version: {error}") from error
+    if read.byte_order != "I":
+        raise ValueError("its numbers have another order of bytes than this machine's")
+    return read
+
+
+def _reader(gguf: Any, lists: bool) -> Any:
+    """The package's reader, but for lists of numbers or strings in this machine's byte order, whose
+    contents are left out where no `lists` are wanted."""
     kinds = gguf.GGUFValueType
 
     class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # the package has no types
@@ -86,6 +105,8 @@ def _reader(gguf: Any) -> type:
                 values = self._get(start, number, count)
                 if len(values) < count:
                     raise ValueError("it ends within a list of numbers")
+                if not lists:
+                    return 12 + values.nbytes, head, [], types
                 return 12 + values.nbytes, [*head, *values[:, None]], [*range(2, 2 + count)], types
             if kind != kinds.STRING:
                 return None
@@ -96,9 +117,10 @@ def _reader(gguf: Any) -> type:
                 end = where + 8 + size
                 if end > len(data):
                     raise ValueError("it ends within a list of strings")
-                parts += [words[where : where + 8].view(np.uint64), words[where + 8 : end]]
+                if lists:
+                    parts += [words[where : where + 8].view(np.uint64), words[where + 8 : end]]
                 where = end
-            return where - at, parts, [*range(3, 3 + 2 * count, 2)], types
+            return where - at, parts, [*range(3, len(parts) + 1, 2)], types
 
     return QuickReader
 
@@ -250,24 +272,15 @@ def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBa
     return made
 
 
-def read_image_processor(where: str, trust: bool) -> Any:
-    """What makes pixels of images, for a model that reads nothing else.
+def read_processor(where: str, trust: bool, pixels_alone: bool = False) -> Any:
+    """What makes tensors of images or sound: a folder's or hub name's processor, or what makes
+    pixels of images, for a model that reads nothing else.
 
     Raises ConfigurationError for code nobody asked for.
     """
+    kind = AutoImageProcessor if pixels_alone else AutoProcessor
     try:
-        return AutoImageProcessor.from_pretrained(where, trust_remote_code=trust)
-    except ValueError as error:
-        raise _explained(error, where) from error
-
-
-def read_processor(where: str, trust: bool) -> Any:
-    """What makes tensors of images or sound: a folder's or hub name's processor.
-
-    Raises ConfigurationError for code nobody asked for.
-    """
-    try:
-        return AutoProcessor.from_pretrained(where, trust_remote_code=trust)
+        return kind.from_pretrained(where, trust_remote_code=trust)
     except ValueError as error:
         raise _explained(error, where) from error
 

@@ -9,7 +9,7 @@ from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import TreeDecoder, calibrate, isa, weight_only
 from outrider.models.calibrate import Calibration, Setting
-from outrider.models.cpu_kernels import build, int8
+from outrider.models.cpu_kernels import int8
 from outrider.models.draft_source import DraftSource
 from outrider.models.linear import can_pack, supports_unpacked
 from outrider.models.sources import DTYPES, ModelSource
@@ -92,14 +92,21 @@ def resolve_runtime(
     return replace(known.setting, draft_dtype=kept), known
 
 
+def needs_kernels(wish: RuntimeOptions, target: ModelSource) -> bool:
+    """Whether a CPU has these weights by compiled kernels alone, or several times as large."""
+    return target.in_blocks or _asked(wish, target) in QUANTISED
+
+
+def _asked(wish: RuntimeOptions, target: ModelSource) -> str:
+    return target.loaded_dtype() or "auto" if wish.dtype == "auto" else str(wish.dtype)
+
+
 def _dtypes(wish: RuntimeOptions, target: ModelSource, place: torch.device) -> list[str]:
     """What weights may be kept in on this CPU: what is asked for, or what there is to choose from.
 
     Raises ConfigurationError for a type that is not to be had.
     """
-    dtype = target.loaded_dtype() or "auto" if wish.dtype == "auto" else str(wish.dtype)
-    if place.type == "cpu" and (target.in_blocks or dtype in QUANTISED):
-        build.wait()
+    dtype = _asked(wish, target)
     why = weight_only.unsupported_reason(place)
     if dtype in QUANTISED and why:
         raise ConfigurationError(

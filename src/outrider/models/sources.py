@@ -336,16 +336,16 @@ class ModelSource:
     def _kept(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The model whose linear layers keep weights of this type, beside states in float32."""
         if self.in_blocks and dtype == weight_only.STORED:
-            found = gguf.kept(self.stored(), self.config, auto_class(self.config))
-            if isinstance(found, str):  # why not
-                self.widened = found
-                dtype = "float16"
-            else:
-                self.widened = found.widened
+            made, dtype = None, "float16"  # what it is unpacked to, if its blocks cannot be kept
+            try:
+                kind = auto_class(self.config)
+                made, self.widened = gguf.block_weights(self.stored(), self.config, kind)
+            except UnsupportedModel as error:
+                self.widened = str(error)
             if self.widened:
                 _log.warning("%s: %s", self, self.widened)
-            if not isinstance(found, str):
-                return found.model
+            if made is not None:
+                return made
         if isinstance(self.given, (str, Path)):
             numbers = self.checkpoint_dtype() if dtype not in DTYPES else dtype
             model = self._read(numbers, device)

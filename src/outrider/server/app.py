@@ -142,12 +142,13 @@ def build_app_for(engine: EngineClient, service: ServerConfig) -> Server:
         responses={kind: {"model": ErrorResponse} for kind in ("4XX", "5XX")},
     )
     _errors(app)
+    parts = _Parts(app, engine, service, counts)
     if isinstance(known, SpeechModelInfo):
-        _speech(app, known, engine, service, counts)
+        _speech(parts, known)
     else:
-        _texts(app, known, engine, service, counts)
+        _texts(parts, known)
     counts.register(engine)
-    _about(app, known, service, engine, counts)
+    _about(parts, known)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
     site: App = AuthLimitMiddleware(
         app, tuple(service.keys), free, others=others, hosts=tuple(service.hosts)
@@ -160,14 +161,18 @@ def build_app_for(engine: EngineClient, service: ServerConfig) -> Server:
     return Server(site, engine)
 
 
-def _texts(
-    app: FastAPI,
-    known: TextModelInfo,
-    engine: EngineClient,
-    service: ServerConfig,
-    counts: ServerMetrics,
-) -> None:
+class _Parts(NamedTuple):
+    """What routes are made of, whatever the model."""
+
+    app: FastAPI
+    engine: EngineClient
+    service: ServerConfig
+    counts: ServerMetrics
+
+
+def _texts(of: _Parts, known: TextModelInfo) -> None:
     """Completions and chats, and the page on which they can be watched."""
+    app, engine, service, counts = of
     parsers = service.parsers(known)
     most = service.max_num_seqs + service.max_queued_requests
     parser = RequestParser(
@@ -179,10 +184,7 @@ def _texts(
     async def answered(
         http: HttpRequest, body: CompletionRequest | ChatCompletionRequest
     ) -> Response:
-        try:
-            choices = await asyncio.to_thread(handler.choices, body)
-        except (errors.APIError, OutriderError) as error:
-            return errors.response(error)
+        choices = await asyncio.to_thread(handler.choices, body)
         echo = isinstance(body, CompletionRequest) and body.echo
         writer = handler.writer(body)
         events = Events(body.stream_options or StreamOptions(), writer, echo)
@@ -206,7 +208,7 @@ def _texts(
 
     if known.media is not None and known.media.reads_sound:
         ear = SpeechModelInfo(service.names[0], None, known.media.rate)
-        _transcriptions(app, ear, engine, service, counts)
+        _transcriptions(of, ear)
         _unserved(app, service, "transcribes; ask it in a chat to translate", TRANSLATIONS)
         return
     what = "reads and writes text; transcriptions need a Whisper: --model openai/whisper-base"
@@ -226,25 +228,17 @@ def _responses(app: FastAPI, handler: RequestHandler, serving: Serving) -> None:
             choices = await asyncio.to_thread(handler.choices, chat)
         except ValidationError as error:
             return JSONResponse(errors.rejected(error.errors()), 400)
-        except (errors.APIError, OutriderError) as error:
-            return errors.response(error)
         started = ResponseDraft(body, handler.parser.known.fingerprint_of(body.model))
         writer = ResponsesWriter(started, store, before)
         return await serving.answer(http, chat, choices, writer, writer.flow)
 
     @app.get(RESPONSES + "/{response_id}")
     async def response(response_id: str) -> Response:
-        try:
-            return JSONResponse(store.find(response_id, "response_id").response)
-        except errors.APIError as error:
-            return errors.response(error)
+        return JSONResponse(store.find(response_id, "response_id").response)
 
     @app.delete(RESPONSES + "/{response_id}")
     async def forget(response_id: str) -> Response:
-        try:
-            store.forget(response_id)
-        except errors.APIError as error:
-            return errors.response(error)
+        store.forget(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -257,28 +251,16 @@ def _tokens(app: FastAPI, parser: RequestParser) -> None:
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
-        try:
-            return JSONResponse(await asyncio.to_thread(tokenized, parser, body))
-        except errors.APIError as error:
-            return errors.response(error)
+        return JSONResponse(await asyncio.to_thread(tokenized, parser, body))
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
-        try:
-            return JSONResponse(await asyncio.to_thread(detokenized, parser, body))
-        except errors.APIError as error:
-            return errors.response(error)
+        return JSONResponse(await asyncio.to_thread(detokenized, parser, body))
 
 
-def _speech(
-    app: FastAPI,
-    known: SpeechModelInfo,
-    engine: EngineClient,
-    service: ServerConfig,
-    counts: ServerMetrics,
-) -> None:
+def _speech(of: _Parts, known: SpeechModelInfo) -> None:
     """Transcriptions and translations, and nothing else."""
-    ear = _transcriptions(app, known, engine, service, counts)
+    app, ear = of.app, _transcriptions(of, known)
     into_english = replace(ear, task="translate")
 
     @app.post(TRANSLATIONS, responses=_also(EVENTS, "text/plain"))
@@ -286,17 +268,12 @@ def _speech(
         return await into_english.answer(http, form)
 
     what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
-    _unserved(app, service, what, COMPLETIONS, CHATS, RESPONSES)
+    _unserved(app, of.service, what, COMPLETIONS, CHATS, RESPONSES)
 
 
-def _transcriptions(
-    app: FastAPI,
-    known: SpeechModelInfo,
-    engine: EngineClient,
-    service: ServerConfig,
-    counts: ServerMetrics,
-) -> TranscriptionHandler:
+def _transcriptions(of: _Parts, known: SpeechModelInfo) -> TranscriptionHandler:
     """Recordings as text, and by whom."""
+    app, engine, service, counts = of
     ear = TranscriptionHandler(known, service.names, engine, counts, service.timeout)
 
     @app.post(TRANSCRIPTIONS, responses=_also(EVENTS, "text/plain"))
@@ -322,14 +299,9 @@ def _unserved(app: FastAPI, service: ServerConfig, what: str, *paths: str) -> No
         app.post(path, include_in_schema=False)(refuse)
 
 
-def _about(
-    app: FastAPI,
-    known: ModelInfo,
-    service: ServerConfig,
-    engine: EngineClient,
-    counts: ServerMetrics,
-) -> None:
+def _about(of: _Parts, known: ModelInfo) -> None:
     """What is served, and how it is."""
+    app, engine, service, counts = of
     started = int(time.time())
 
     adapters = known.adapters if isinstance(known, TextModelInfo) else {}
@@ -383,6 +355,8 @@ def _errors(app: FastAPI) -> None:
         message = f"{http.method} {http.url.path}: {error.detail}"
         return JSONResponse(errors.content(message, error.status_code), error.status_code)
 
+    @app.exception_handler(errors.APIError)
+    @app.exception_handler(OutriderError)
     @app.exception_handler(Exception)
     async def crashed(http: HttpRequest, error: Exception) -> JSONResponse:
         return errors.response(error)

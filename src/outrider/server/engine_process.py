@@ -277,7 +277,7 @@ def run_engine_process(
             signal.signal(one, signal.SIG_IGN)
     # It answers for as long as the server lives, and one that takes its place rounds as it does:
     # neither is to go on without kernels that are still being compiled.
-    build.PATIENCE = PATIENCE
+    build.be_patient(PATIENCE)
     telling = threading.Lock()  # the loop's thread, the one that beats, and this one
 
     def tell(said: list[EngineOutput] | Pulse) -> None:

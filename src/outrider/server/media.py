@@ -105,7 +105,9 @@ def fetch(url: str, until: float) -> bytes:
         except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, ImageError):
                 raise
-            raise _unfetched(url, type(error).__name__) from error
+            late = time.monotonic() >= until  # whatever hanging up looks like from inside
+            kind = TimeoutError if late else type(error)
+            raise _unfetched(url, kind.__name__) from error
         if isinstance(found, bytes):
             return found
         url = urljoin(url, found)

@@ -167,7 +167,7 @@ class BaseRequest(Routing):
     def _whole_characters(cls, given: object) -> object:
         """JSON may escape half a character, which is no text."""
         for name, value in given.items() if isinstance(given, dict) else ():
-            if _broken(name) or _broken(value):
+            if broken(name) or broken(value):
                 raise ValueError(f"{name!a} has half a character (a lone surrogate); leave it out")
         return given
 
@@ -256,10 +256,10 @@ class ChatCompletionRequest(BaseRequest):
         return self
 
 
-def _broken(value: object) -> bool:
+def broken(value: object) -> bool:
     """Whether some text in it cannot be written as UTF-8."""
     if isinstance(value, str):
         return any("\ud800" <= character <= "\udfff" for character in value)
     if isinstance(value, dict):
-        return any(_broken(key) or _broken(one) for key, one in value.items())
-    return isinstance(value, list) and any(map(_broken, value))
+        return any(broken(key) or broken(one) for key, one in value.items())
+    return isinstance(value, list) and any(map(broken, value))

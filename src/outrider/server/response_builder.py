@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from pydantic_core import to_json
 
@@ -127,31 +127,6 @@ def metrics(choices: Sequence[ChoiceState]) -> JsonObject:
     return told
 
 
-class RouteFormat(Protocol):
-    """How one of the routes writes its answers."""
-
-    @property
-    def prefix(self) -> str:
-        """What ids begin with."""
-
-    @property
-    def whole(self) -> str:
-        """The kind of object that a whole answer is."""
-
-    @property
-    def chunk(self) -> str:
-        """And a part of one."""
-
-    def message(self, text: str, choice: ChoiceState) -> JsonObject:
-        """A whole text."""
-
-    def delta(self, text: str, choice: ChoiceState, last: bool) -> JsonObject:
-        """What is new of a text, and whether it is the last of it."""
-
-    def logs(self, entries: list[Entry], offsets: Callable[[], list[int]], top: int) -> JsonObject:
-        """Log-probabilities of some tokens, `top` of the likeliest with each."""
-
-
 class CompletionFormat:
     """`/v1/completions`."""
 
@@ -223,6 +198,11 @@ def _plain(entry: Entry) -> Entry:
     if "top_logprobs" in told:
         told["top_logprobs"] = [_plain(one) for one in told["top_logprobs"]]
     return told
+
+
+#: How one of the routes writes its answers: what ids begin with, kinds of objects, texts, parts of
+#: texts, and log-probabilities.
+RouteFormat: TypeAlias = CompletionFormat | ChatFormat
 
 
 @dataclass

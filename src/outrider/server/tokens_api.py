@@ -8,7 +8,7 @@ from outrider.server.chat_prompts import chat_prompt
 from outrider.server.errors import APIError, rejected, unknown_model
 from outrider.server.messages import Body, JsonObject, Message, Tool
 from outrider.server.model_info import TokenFormatter
-from outrider.server.protocol import ChatCompletionRequest, Size
+from outrider.server.protocol import ChatCompletionRequest, Size, broken
 from outrider.server.request_parsing import RequestParser
 from outrider.server.tool_parsers import chat_template
 from outrider.text.prompts import encode
@@ -29,7 +29,7 @@ class TokenizeBody(Body):
     def _one(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt or messages: give one of them")
-        if self.prompt is not None and not _is_text(self.prompt):
+        if broken(self.prompt):
             raise ValueError("prompt has half a character (a lone surrogate); leave it out")
         if self.messages is None and (self.tools or self.chat_template_kwargs):
             raise ValueError("tools and chat_template_kwargs go with messages")
@@ -92,11 +92,6 @@ def tokenizer_info(orders: RequestParser) -> JsonObject:
         **{name: found(tokenizer, name) for name in names},
         "chat_template": chat_template(tokenizer) or None,
     }
-
-
-def _is_text(text: str) -> bool:
-    """Whether it can be written as UTF-8."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _named(orders: RequestParser, model: str | None) -> str:

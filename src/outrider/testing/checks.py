@@ -16,13 +16,12 @@ from outrider.drafters.draft_model import model_of
 from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.engine.engine import Engine
-from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing.models import PROMPTS, VOCAB, MetaModel, llama, pair
-from outrider.testing.runs import Restless, begun, decode, p_value, text_law
+from outrider.testing.runs import Restless, begun, decode, finished, p_value, text_law
 from outrider.types import (
     Draft,
     Drafter,
@@ -364,12 +363,7 @@ def _told(
     engine: Engine, max_num_seqs: int, requests: list[Request]
 ) -> list[tuple[list[int], int, int]]:
     """Text, steps and accepted tokens of each request."""
-    run = EngineRun(engine, max_num_seqs, 128)
-    run.submit_all(requests)
-    run.close()
-    texts: list[list[int]] = [[] for _ in requests]
-    for block in run:
-        texts[block.row] += block.token_ids
+    texts, run = finished(engine, max_num_seqs, requests)
     counts = [(stats.steps, stats.accepted) for stats in run.requests]
     return [(text, *count) for text, count in zip(texts, counts, strict=True)]
 

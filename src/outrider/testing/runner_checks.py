@@ -186,10 +186,8 @@ def shared_noise_text(target: TreeDecoder, draft: TreeDecoder) -> None:
     how = [SamplingParams(0.8, seed=11), SamplingParams(1.0, top_k=40, seed=12)]
 
     def text(drafter: Drafter) -> tuple[list[list[int]], float]:
-        run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, StopConditions(14))
-        out: list[list[int]] = [[], []]
-        for block in run:
-            out[block.row] += block.token_ids
+        engine = Engine(target, drafter, verifiers.get("match"))
+        out, run = decode(engine, prompts, how, StopConditions(14))
         return out, run.stats.mean_acceptance_length
 
     plain, _ = text(Root())

@@ -103,6 +103,19 @@ def decode(
     return rows, run
 
 
+def finished(
+    engine: Engine, max_num_seqs: int, requests: Sequence[Request]
+) -> tuple[list[list[int]], EngineRun]:
+    """All tokens of requests that wait for so few rows, and the run."""
+    run = EngineRun(engine, max_num_seqs, 128)
+    run.submit_all(requests)
+    run.close()
+    texts: list[list[int]] = [[] for _ in requests]
+    for block in run:
+        texts[block.row] += block.token_ids
+    return texts, run
+
+
 def begun(
     target: LanguageModel,
     drafter: Drafter,

@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 from outrider import verifiers
 from outrider.drafters import Root
 from outrider.engine.engine import Engine
-from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.models import TreeDecoder, adapt
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing.checks import Case, check, expect
 from outrider.testing.models import PROMPTS, VOCAB, disturb, pair
+from outrider.testing.runs import finished
 from outrider.types import Inputs, LanguageModel, Verifier
 
 _IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -215,20 +215,10 @@ def _same(
                 zip(PROMPTS, LENGTHS, inputs, references, strict=False)
             )
         ]
-        expected = _texts(Engine(target, Root(), rule), requests)
-        texts = _texts(Engine(target, drafter, rule), requests)
+        expected, _ = finished(Engine(target, Root(), rule), 3, requests)
+        texts, _ = finished(Engine(target, drafter, rule), 3, requests)
         for row, (text, plain) in enumerate(zip(texts, expected, strict=True)):
             expect(
                 text == plain,
                 f"temperature {temperature}, row {row}: {text}; plain decoding gives {plain}",
             )
-
-
-def _texts(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
-    run = EngineRun(engine, 3, 128)
-    run.submit_all(requests)
-    run.close()
-    texts: list[list[int]] = [[] for _ in requests]
-    for block in run:
-        texts[block.row] += block.token_ids
-    return texts

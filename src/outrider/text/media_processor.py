@@ -88,10 +88,7 @@ class MediaProcessor:
         if not isinstance(self.given, (str, Path)):
             return self.given
         try:
-            read = pretrained.read_processor
-            if self.pixels_alone:
-                read = pretrained.read_image_processor
-            return read(str(self.given), self.trust)
+            return pretrained.read_processor(str(self.given), self.trust, self.pixels_alone)
         except OutriderError:
             raise
         except Exception as error:  # of whatever file or package it lacks

@@ -51,4 +51,5 @@ from outrider.types.models import (
     Reads as Reads,
     RowStore as RowStore,
     Tokenizer as Tokenizer,
+    ToldStates as ToldStates,
 )

@@ -155,6 +155,11 @@ class Nodes(NamedTuple):
     visible_BQW: Tensor  #: cache slots that each node sees, its own included
     settled_B: Tensor  #: slots below it hold text for good: no later call writes there
 
+    def last(self, count: int) -> "Nodes":
+        """The last so many of each row."""
+        tokens, positions, slots, visible = (table[:, -count:] for table in self[:4])
+        return Nodes(tokens, positions, slots, visible, self.settled_B)
+
 
 class Output(NamedTuple):
     """What a model says of the nodes that it was asked for."""
@@ -261,6 +266,16 @@ class Cache(RowStore, Protocol):
 C = TypeVar("C", default=Any)  #: what a model keeps of rows: a `Cache`
 
 
+class ToldStates(NamedTuple):
+    """A target's states of the tokens in some slots, for a draft model that reads them."""
+
+    slots_BQ: Tensor
+    positions_BQ: Tensor  #: of these tokens, in the text
+    wide: int  #: the slots lie below it
+    hidden: tuple[Tensor, ...]  #: [B, Q, E] at each of the draft model's aux layers
+    known_B: Tensor  #: slots below it hold committed tokens, all of which have been told by now
+
+
 class LanguageModel(Protocol[C]):
     """One decoder driven over trees: target and draft model alike."""
 
@@ -313,20 +328,8 @@ class LanguageModel(Protocol[C]):
     def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
 
-    def learn(
-        self,
-        cache: C,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """Be told the other model's states [B, Q, E] at its aux layers of these slots' tokens.
-
-        `positions` are theirs in the text. The slots lie below `wide`. Those below `known_B` hold
-        committed tokens from now on, all of which have been told.
-        """
+    def learn(self, cache: C, told: ToldStates) -> None:
+        """Be told the target's states of some tokens."""
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks, calibration and certification; None for models of text alone."""

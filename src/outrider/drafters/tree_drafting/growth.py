@@ -32,6 +32,7 @@ from outrider.types import (
     Laws,
     Output,
     Scores,
+    ToldStates,
     Verdict,
 )
 
@@ -231,7 +232,7 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
         most = context.bound - 1
         at = numbers(most, context.length_B.device).expand(rows, -1)
         wide = width(model, most, 0, cache.capacity)
-        model.learn(cache, at, at, wide, context.hidden, context.length_B - 1)
+        model.learn(cache, ToldStates(at, at, wide, context.hidden, context.length_B - 1))
     if not model.aux_layers or model.follows:
         start = 0 if context.known is None else context.known.begin(model, cache)
         stop = context.bound - 1 - context.unread
@@ -271,7 +272,8 @@ def keep_path(
         slots = first_B[:, None] + numbers(nodes, first_B.device)
         at = first_B[:, None] + draft.tree.depth_BN
         wide = width(model, context.bound, nodes, cache.capacity)
-        model.learn(cache, slots, at, wide, hidden, context.length_B + verdict.count_B)
+        known_B = context.length_B + verdict.count_B
+        model.learn(cache, ToldStates(slots, at, wide, hidden, known_B))
     elif draft.places_BN is not None:
         slot = draft.places_BN.gather(1, path.clamp(min=0))
         path = torch.where(path >= 0, slot, -1)

@@ -42,7 +42,7 @@ SOURCES = tuple(
     """
     thread_pool.c attend.c attend_tiles.c kernels.c int8.c cross.c decoder_layers.c block.c
     draws.c logits.c tiles.c packed_linear.c packed_layout.c packed_dense.c packed_blocks.c
-    packed_superblocks.c packed_groups.c packed_int8.c int16_attention.c outer_product.c
+    packed_superblocks.c packed_int8.c int16_attention.c outer_product.c
     """.split()
 )
 AHEAD = "intrinsics.h"  #: read once for all sources: alone it takes a quarter of a second
@@ -325,12 +325,21 @@ def start() -> None:
         _state.found = found
 
 
+def be_patient(seconds: float = _LIMIT) -> None:
+    """What this process loads waits so long for a library that is being compiled: who measures, or
+    answers for days, is not to go on without."""
+    global PATIENCE
+    PATIENCE = seconds
+
+
 def wait() -> None:
     """Wait for a library that is being compiled for as long as compiling may take: where a model is
-    several times as large without one, or cannot be had at all."""
+    several times as large without one, or cannot be had at all. Whoever has given up on it before
+    waits as well."""
     with _state.lock:
         start()
-        if _state.found is None and _state.background is not None:
+        if _state.background is not None and (_state.found is None or _state.late):
+            _state.late = False
             _state.found = _made(_state.background, max(PATIENCE, _LIMIT))
 
 

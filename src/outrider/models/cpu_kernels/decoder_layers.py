@@ -8,7 +8,7 @@ float32, weights are packed in any format.
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,27 +82,11 @@ class _Llama(ctypes.Structure):
     ]
 
 
-class NormWeights(Protocol):
-    """Of a layer norm."""
-
-    @property
-    def weight(self) -> Tensor:
-        """Factors [E]."""
-
-    @property
-    def bias(self) -> Tensor:
-        """What is added [E]."""
-
-    @property
-    def eps(self) -> float:
-        """What is added to a variance."""
-
-
 class LayerParts(NamedTuple):
     """What a layer is made of: six products, and a norm behind each of its three parts."""
 
     products: Sequence[PackedLinear]
-    norms: Sequence[NormWeights]
+    norms: Sequence[tuple[Tensor, Tensor, float]]  #: weight and bias [E], what a variance gets
 
 
 def unsupported_reason(products: Sequence[object], act: str) -> str | None:
@@ -279,9 +263,7 @@ def _refuse(failed: int, rows: int, width: int) -> None:
 
 
 def _laid(layer: LayerParts) -> _DecoderLayer:
-    norms = [
-        _LayerNorm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps) for norm in layer.norms
-    ]
+    norms = [_LayerNorm(w.data_ptr(), b.data_ptr(), eps) for w, b, eps in layer.norms]
     return _DecoderLayer(*map(_linear, layer.products), *norms)
 
 

@@ -18,7 +18,7 @@ class Format:
 
     name: str
     code: int
-    chunk: int  #: inputs that share a head; 0: as many as a weight says, and no file has it
+    chunk: int  #: inputs that share a head
     block: int  #: bytes of a chunk in a file's row
     per: int = 1  #: blocks of a chunk
     quantize: Callable[[Tensor], Tensor] | None = None  #: rows of a file of weights [O, I]
@@ -83,8 +83,5 @@ FORMATS = {
         Format("q4_k", 8, 256, 144, 8),
         Format("q5_k", 9, 256, 176, 8),
         Format("q6_k", 10, 256, 210, 16),
-        Format("int8", 11, 0, 0),
-        Format("int4", 12, 0, 0),
-        Format("int4_zero", 13, 0, 0),
     )
 }

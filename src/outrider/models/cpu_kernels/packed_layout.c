@@ -1,5 +1,5 @@
-/* Blocks of a GGUF file's rows (ggml's, https://github.com/ggml-org/llama.cpp, ggml-common.h), and
- * groups of whole numbers that share a scale, laid in tiles: `packed_tiles.h` says where each lies.
+/* Blocks of a GGUF file's rows (ggml's, https://github.com/ggml-org/llama.cpp, ggml-common.h) laid in
+ * tiles: `packed_tiles.h` says where each lies.
  *
  * Of 16 outputs the same element stands side by side. Numbers of 4 bits come to words of eight inputs,
  * the even ones below the odd ones, and so do the bits that formats of 5 and 6 keep elsewhere.
@@ -81,8 +81,6 @@ static void lay_head(const int format, uint8_t *head, Outputs of) {
         case Q4_1: case Q5_1: turn(head, of, 0, 2, 2); break;
         case Q4_K: case Q5_K: superblock_head(head, of); break;
         case Q6_K: turn(head, of, 208, 1, 2); turn(head + 32, of, 192, 16, 1); break;
-        case INT8: case INT4: turn(head, of, 0, 1, 4); break;
-        case INT4_ZERO: turn(head, of, 0, 2, 4); break;
         default: turn(head, of, 0, 1, 2);
     }
 }
@@ -118,9 +116,6 @@ INLINED void lay_words(const int format, uint8_t *data, Outputs of, int64_t b) {
                     put_word(data, 2, o, upper);
                     break;
                 }
-                default: /* groups: a byte each, behind a scale and perhaps a minimum */
-                    put_word(data, w, o, word_of(
-                        eight_at(row + (format == INT4 ? 4 : 8) + 32 * b + at)));
             }
         }
     }
@@ -137,7 +132,6 @@ INLINED void lay_block(const int format, uint8_t *data, Outputs of, int64_t b, i
     switch (format) {
         case F32: case BF16: case F16: lay_units(format, data, of, apart); break;
         case Q8_0: turn(data, of, 2, 16, 2); break;
-        case INT8: turn(data, of, 4 + 32 * b, 16, 2); break;
         default: lay_words(format, data, of, b);
     }
 }
@@ -184,11 +178,11 @@ INLINED void lay_group(const int format, const Layout *of, int64_t group, int64_
         lay_group(name, about, group, thread);                                            \
     }
 LAYING(F32) LAYING(BF16) LAYING(F16) LAYING(Q8_0) LAYING(Q4_0) LAYING(Q4_1) LAYING(Q5_0)
-LAYING(Q5_1) LAYING(Q4_K) LAYING(Q5_K) LAYING(Q6_K) LAYING(INT8) LAYING(INT4) LAYING(INT4_ZERO)
+LAYING(Q5_1) LAYING(Q4_K) LAYING(Q5_K) LAYING(Q6_K)
 
 static Piece *const layings[] = {
     lay_F32, lay_BF16, lay_F16, lay_Q8_0, lay_Q4_0, lay_Q4_1, lay_Q5_0, lay_Q5_1, lay_Q4_K,
-    lay_Q5_K, lay_Q6_K, lay_INT8, lay_INT4, lay_INT4_ZERO,
+    lay_Q5_K, lay_Q6_K,
 };
 
 /* Bytes of a tile's chunk of so many blocks. */

@@ -23,7 +23,7 @@
 INLINED int64_t many(const int format) {
     switch (format) {
         case Q5_0: case Q5_1: case Q5_K: case Q6_K: return 12;
-        case F32: case Q8_0: case INT8: case HALVES: return INT64_MAX; /* it would save nothing */
+        case F32: case Q8_0: case HALVES: return INT64_MAX; /* it would save nothing */
         default: return 64;
     }
 }
@@ -39,7 +39,6 @@ static Pass *pass_of(int64_t format, int64_t rows) {
         case F32: case BF16: case F16: case HALVES: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
             return outrider_dense_passes[format][rows - 1];
         case Q4_K: case Q5_K: case Q6_K: return outrider_superblock_passes[format][rows - 1];
-        case INT8: case INT4: case INT4_ZERO: return outrider_group_passes[format][rows - 1];
         default: return outrider_block_passes[format][rows - 1];
     }
 }
@@ -89,7 +88,7 @@ static float *widen(
     int64_t format, int64_t first, int64_t per, int64_t tiles, const uint8_t *chunk, float *to) {
     switch (format) {
         WIDEN(BF16) WIDEN(F16) WIDEN(Q4_0) WIDEN(Q4_1) WIDEN(Q5_0) WIDEN(Q5_1)
-        WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K) WIDEN(INT4) WIDEN(INT4_ZERO)
+        WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K)
     }
     return to;
 }

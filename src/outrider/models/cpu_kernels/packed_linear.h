@@ -32,7 +32,7 @@ INLINED vf weights(const int format, const uint8_t *unit, const int j, const int
 INLINED vi pairs(const int format, const uint8_t *data, const int u, const int p, const int v) {
     const uint8_t *four = data + 64 * u + 4 * WIDE * v;
     switch (format) {
-        case Q8_0: case INT8: return byte_pairs(data + 64 * u + 32 * p + 2 * WIDE * v);
+        case Q8_0: return byte_pairs(data + 64 * u + 32 * p + 2 * WIDE * v);
         case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
             return load_i(data + 128 * u + 64 * p + 4 * WIDE * v);
         case Q5_0: case Q5_1: case Q5_K: {
@@ -54,7 +54,7 @@ INLINED vf scale(const int format, const uint8_t *head, int64_t b, const int v) 
         case Q4_K: case Q5_K:
             return halves_f(head + 2 * WIDE * v) * as_f(ubytes_i(head + 64 + 24 * b + WIDE * v) & 63);
         case Q6_K: return halves_f(head + 2 * WIDE * v) * as_f(bytes_i(head + 32 + 16 * b + WIDE * v));
-        case INT8: case INT4: case INT4_ZERO: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
+        case WHOLE: case WHOLE_MINIMUM: case WHOLE_16:
             return load_f(head + 4 * WIDE * v);
         default: return halves_f(head + 2 * WIDE * v);
     }
@@ -69,7 +69,7 @@ INLINED vf minimum(const int format, const uint8_t *head, int64_t b, const int v
             vi low = ubytes_i(head + 64 + 24 * b + WIDE * v) >> 6;
             return halves_f(head + 32 + 2 * WIDE * v) * -as_f(low | nibbles_i(upper, v) << 2);
         }
-        case INT4_ZERO: case WHOLE_MINIMUM: return load_f(head + 64 + 4 * WIDE * v);
+        case WHOLE_MINIMUM: return load_f(head + 64 + 4 * WIDE * v);
         default: return halves_f(head + 32 + 2 * WIDE * v);
     }
 }
@@ -358,4 +358,3 @@ typedef void Pass(
 extern OWN Pass *const outrider_dense_passes[FORMATS][MOST];
 extern OWN Pass *const outrider_block_passes[FORMATS][MOST];
 extern OWN Pass *const outrider_superblock_passes[FORMATS][MOST];
-extern OWN Pass *const outrider_group_passes[FORMATS][MOST];

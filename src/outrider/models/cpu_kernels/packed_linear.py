@@ -23,7 +23,7 @@ _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
 _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
-_HALVES = 14  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
+_HALVES = 11  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
 _LAYOUT = (_WHOLE,) * 7 + (_POINTER,) * 2
 _TILE = 16  #: outputs (`packed_tiles.h`)
 _AT_ONCE = 4096  #: outputs that are rounded at once, lest a second copy of all is made
@@ -44,8 +44,9 @@ def unsupported_reason(
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight [outputs, inputs] in a format, in panels: what `from_dense`, `from_blocks` and
-    `from_groups` make. They raise RuntimeError where nothing is compiled.
+    """A weight [outputs, inputs] in a format, in panels: what `from_dense` and `from_blocks` make.
+
+    They raise RuntimeError where nothing is compiled.
 
     >>> weight = PackedWeight.from_dense(torch.eye(2, 32), "q8_0")          # doctest: +SKIP
     >>> weight.format, weight.outputs, weight.inputs, weight.nbytes         # doctest: +SKIP
@@ -56,7 +57,6 @@ class PackedWeight:
     outputs: int
     inputs: int
     panels: Tensor  #: uint8, 64-byte aligned
-    chunk: int  #: inputs that share a head
 
     @classmethod
     def from_dense(cls, weight_OI: Tensor, format: str | None = None) -> "PackedWeight":
@@ -90,67 +90,14 @@ class PackedWeight:
         Raises ConfigurationError for an unknown format, or rows of another length.
         """
         outputs, found = len(blocks), _known(format, len(blocks), inputs)
-        if not found.chunk:
-            raise ConfigurationError(f"files have no {format!r}: `from_groups` makes such a weight")
         want = inputs * found.block // found.chunk
         if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] != want:
             raise ConfigurationError(
                 f"rows of {inputs} inputs in {format} are {want} bytes each; got "
                 f"{list(blocks.shape)} in {blocks.dtype}"
             )
-        panels = _panels(found, blocks, -(-inputs // found.chunk), found.block, found.per)
-        return cls(format, outputs, inputs, panels, found.chunk)
-
-    @classmethod
-    def from_groups(
-        cls, whole_OI: Tensor, scale_OG: Tensor, minimum_OG: Tensor | None = None, bits: int = 4
-    ) -> "PackedWeight":
-        """Whole numbers of which groups of inputs share a scale: whole * scale + minimum.
-
-        Of 8 bits they are -128 to 127 and have no minimum; of 4 bits -8 to 7, or with a minimum 0
-        to 15. A zero point z is a minimum of -z * scale. Scales are kept in float32. A group is a
-        multiple of 32 inputs, perhaps all of them (a scale for each output).
-
-        Raises ConfigurationError for other numbers, or shapes that do not go together.
-
-        >>> whole = torch.arange(-16, 16, dtype=torch.int8).view(1, 32)
-        >>> scale = torch.tensor([[0.5]])
-        >>> PackedWeight.from_groups(whole, scale, bits=8).format       # doctest: +SKIP
-        'int8'
-        """
-        format = {(8, True): "int8", (4, True): "int4", (4, False): "int4_zero"}.get(
-            (bits, minimum_OG is None)
-        )
-        if format is None:
-            raise ConfigurationError(
-                f"groups have 8 bits without a minimum, or 4 bits; got {bits} and "
-                f"{'no' if minimum_OG is None else 'a'} minimum"
-            )
-        low = 0 if minimum_OG is not None else -(2 ** (bits - 1))
-        outputs, inputs = whole_OI.shape
-        groups = scale_OG.shape[-1]
-        shapes = {tuple(x.shape) for x in (scale_OG, minimum_OG) if x is not None}
-        if shapes != {(outputs, groups)} or inputs % max(groups * 32, 1):
-            raise ConfigurationError(
-                f"scales are [outputs, groups], and a group a multiple of 32 inputs; got weights "
-                f"{[outputs, inputs]} and scales {list(scale_OG.shape)}"
-            )
-        _known(format, outputs, inputs)
-        if int(whole_OI.min()) < low or int(whole_OI.max()) >= low + 2**bits:
-            raise ConfigurationError(
-                f"whole numbers of {bits} bits are {low} to {low + 2**bits - 1} here; got "
-                f"{int(whole_OI.min())} to {int(whole_OI.max())}"
-            )
-
-        numbers = whole_OI.to(torch.int8)
-        if format == "int4":
-            numbers = numbers + 8  # the kernels' numbers of 4 bits begin at 0
-        parts = [x.float()[:, :, None] for x in (scale_OG, minimum_OG) if x is not None]
-        each = [*parts, numbers.reshape(outputs, groups, -1)]
-        rows = torch.cat([x.contiguous().view(torch.uint8) for x in each], -1)
-        chunk = inputs // groups
-        panels = _panels(FORMATS[format], rows.flatten(1), groups, rows.shape[-1], chunk // 32)
-        return cls(format, outputs, inputs, panels, chunk)
+        panels = _panels(found, blocks, inputs)
+        return cls(format, outputs, inputs, panels)
 
     @property
     def nbytes(self) -> int:
@@ -160,12 +107,12 @@ class PackedWeight:
     @property
     def per(self) -> int:
         """Blocks that share a head."""
-        return FORMATS[self.format].per if FORMATS[self.format].chunk else self.chunk // 32
+        return FORMATS[self.format].per
 
     @property
     def wide(self) -> int:
         """Inputs in whole chunks."""
-        return self.inputs + -self.inputs % self.chunk
+        return self.inputs + -self.inputs % FORMATS[self.format].chunk
 
     def rows(self, ids: Tensor) -> Tensor:
         """Weights of some outputs: float32 [..., inputs] for ids [...], as embeddings are read.
@@ -279,13 +226,14 @@ class PackedLinear:
         return out
 
 
-def _panels(of: Format, rows_OB: Tensor, chunks: int, block: int, per: int) -> Tensor:
-    """Rows of chunks of `block` bytes and `per` blocks of inputs, as `packed_tiles.h` has them."""
-    size = build.function("outrider_packed_chunk", (_WHOLE,) * 2)(of.code, per)
+def _panels(of: Format, rows_OB: Tensor, inputs: int) -> Tensor:
+    """A file's rows of so many inputs, as `packed_tiles.h` has them."""
+    size = build.function("outrider_packed_chunk", (_WHOLE,) * 2)(of.code, of.per)
     outputs, bytes_of_row = rows_OB.shape
+    chunks = -(-inputs // of.chunk)
     panels, rows_OB = empty(-(-outputs // _TILE) * chunks * size), rows_OB.contiguous()
     failed = build.function("outrider_packed_layout", _LAYOUT)(
-        of.code, per, outputs, chunks, block, bytes_of_row, torch.get_num_threads(),
+        of.code, of.per, outputs, chunks, of.block, bytes_of_row, torch.get_num_threads(),
         rows_OB.data_ptr(), panels.data_ptr(),
     )  # fmt: skip
     if failed:
@@ -300,7 +248,7 @@ def _wrong(format: str, outputs: int, inputs: int) -> str | None:
         return f"there is no format {format!r}; there are {', '.join(FORMATS)}"
     if outputs < 1 or inputs < 1:
         return f"there is nothing to multiply with: [{outputs}, {inputs}]"
-    block = 1 if found.dense else found.chunk or 32
+    block = 1 if found.dense else found.chunk
     if inputs % block:
         return f"{format} has blocks of {block} inputs, and there are {inputs}"
     return None

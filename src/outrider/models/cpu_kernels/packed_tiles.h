@@ -2,8 +2,7 @@
  *
  * Weights lie in tiles of 16 outputs and one block of inputs (32, or 16 of q6_k); four tiles side by
  * side are a group, and what a call reads is in one piece: group by group, in it chunk by chunk of
- * inputs (256 of K formats, as many as share a scale of int8 and int4, else 32), of each first what
- * scales its tiles (their heads), then block by block the tiles. Heads of more than 64 bytes stand
+ * inputs (256 of K formats, else 32), of each first what scales its tiles (their heads), then block by block the tiles. Heads of more than 64 bytes stand
  * before their own tile's first block instead: processors fetch ahead what is read in order, and where
  * 512 bytes are skipped some stop to (`benchmarks/kernels/skipped_reads.c`). For the same reason tiles
  * that one row reads in turn lie side by side unit by unit (`beside`). `packed_layout.c` lays them so.
@@ -17,8 +16,8 @@
 /* WHOLE ones are what formats of few bits are widened to: 16 bits with a scale, and a minimum. HALVES
  * are BF16 whose inputs are rounded to bfloat16 as well, for processors with such products. */
 enum {
-    F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, INT8, INT4, INT4_ZERO, HALVES,
-    WHOLE, WHOLE_MINIMUM, WHOLE_16, FORMATS
+    F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, HALVES, WHOLE,
+    WHOLE_MINIMUM, WHOLE_16, FORMATS
 };
 
 /* Inputs of a block. */
@@ -28,7 +27,7 @@ INLINED int is_whole(const int format) { return format >= Q8_0 && format != HALV
 
 INLINED int has_minimum(const int format) {
     switch (format) {
-        case Q4_1: case Q5_1: case Q4_K: case Q5_K: case INT4_ZERO: case WHOLE_MINIMUM: return 1;
+        case Q4_1: case Q5_1: case Q4_K: case Q5_K: case WHOLE_MINIMUM: return 1;
         default: return 0;
     }
 }
@@ -36,7 +35,7 @@ INLINED int has_minimum(const int format) {
 /* What is taken from a whole number before its scale multiplies it. */
 INLINED int centre_of(const int format) {
     switch (format) {
-        case Q4_0: case INT4: return 8;
+        case Q4_0: return 8;
         case Q5_0: return 16;
         case Q6_K: return 32;
         default: return 0;
@@ -50,7 +49,7 @@ INLINED int64_t head_of(const int format) {
         case Q8_0: case Q4_0: case Q5_0: return 32;
         case Q4_K: case Q5_K: return 256;
         case Q6_K: return 288;
-        case INT4_ZERO: case WHOLE_MINIMUM: return 128;
+        case WHOLE_MINIMUM: return 128;
         default: return 64;
     }
 }
@@ -59,8 +58,8 @@ INLINED int64_t head_of(const int format) {
 INLINED int64_t data_of(const int format) {
     switch (format) {
         case F32: return 2048;
-        case Q8_0: case INT8: case WHOLE_16: return 512;
-        case Q4_0: case Q4_1: case Q4_K: case INT4: case INT4_ZERO: return 256;
+        case Q8_0: case WHOLE_16: return 512;
+        case Q4_0: case Q4_1: case Q4_K: return 256;
         case Q5_0: case Q5_1: case Q5_K: return 320;
         case Q6_K: return 192;
         default: return 1024;
@@ -85,7 +84,7 @@ INLINED const uint8_t *block_of(const int format, const uint8_t *chunk, int64_t 
 INLINED int unit_of(const int format) {
     switch (format) {
         case BF16: case HALVES: return 2;
-        case F32: case F16: case Q8_0: case INT8: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16: return 4;
+        case F32: case F16: case Q8_0: case WHOLE: case WHOLE_MINIMUM: case WHOLE_16: return 4;
         case Q6_K: return 16;
         default: return 8;
     }

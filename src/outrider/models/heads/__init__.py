@@ -8,41 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from outrider import lazy
 from outrider.models.config import folder_fields, read
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.sources import ModelSource
 
 if TYPE_CHECKING:
-    from outrider.models.heads.autoregressive_head import (
-        AutoregressiveHead as AutoregressiveHead,
-        HeadCache as HeadCache,
-        StateHead as StateHead,
-    )
-    from outrider.models.heads.blockwise import Blockwise as Blockwise, ParallelHead as ParallelHead
-    from outrider.models.heads.dflash import (
-        BlockSight as BlockSight,
-        DFlash as DFlash,
-        DFlashConfig as DFlashConfig,
-        MaskedBlockHead as MaskedBlockHead,
-    )
-    from outrider.models.heads.domino import Domino as Domino, DominoHead as DominoHead
-    from outrider.models.heads.dspark import DSpark as DSpark, DSparkHead as DSparkHead
-    from outrider.models.heads.eagle3 import (
-        Eagle3 as Eagle3,
-        Eagle3Config as Eagle3Config,
-        HeadStates as HeadStates,
-    )
-    from outrider.models.heads.formats import save as save
-    from outrider.models.heads.gemma4_assistant import KVSharedHead as KVSharedHead
-    from outrider.models.heads.model import HeadModel as HeadModel
-    from outrider.models.heads.mtp import MTP as MTP, ChainedHead as ChainedHead
-    from outrider.models.heads.parallel_eagle import (
-        ParallelDraftingHead as ParallelDraftingHead,
-        ParallelEagle as ParallelEagle,
-    )
-    from outrider.models.heads.pard import ParallelDraftModel as ParallelDraftModel, PardSource
-    from outrider.models.heads.source import HeadSource as HeadSource
+    from outrider.models.heads.pard import PardSource
 
 #: What makes a draft model of a folder with a head.
 HeadKind: TypeAlias = "type[TargetBoundSource] | type[PardSource]"
@@ -61,6 +32,9 @@ class LazyKind(NamedTuple):
         return kind
 
 
+MTP = "mtp"  #: the draft of a target that brings such layers in its own checkpoint
+
+
 def _kind(home: str, *marks: str) -> LazyKind:
     return LazyKind(home, frozenset(marks))
 
@@ -68,7 +42,7 @@ def _kind(home: str, *marks: str) -> LazyKind:
 #: Where heads come from, each asked in this order whether a folder is its own. To add one: append
 #: its class.
 SOURCES: "list[LazyKind | HeadKind]" = [
-    _kind("mtp:MtpSource", "mtp"),
+    _kind("mtp:MtpSource", MTP),
     _kind("pard:PardSource", "pard_token"),
     _kind("gemma4_assistant:Gemma4AssistantSource", "gemma4_assistant", "gemma4_unified_assistant"),
     _kind("blockwise:BlockwiseSource", "blockwise_heads"),
@@ -133,25 +107,3 @@ def _refuse_unknown(folder: Path) -> None:
         "(speculators), blockwise heads (blockwise_heads), and layers in the target's own "
         "checkpoint (draft='mtp')",
     )
-
-
-_HOMES = {
-    name: f"{__name__}.{module}"
-    for module, names in {
-        "autoregressive_head": ("AutoregressiveHead", "HeadCache", "StateHead"),
-        "blockwise": ("Blockwise", "ParallelHead"),
-        "dflash": ("BlockSight", "DFlash", "DFlashConfig", "MaskedBlockHead"),
-        "domino": ("Domino", "DominoHead"),
-        "dspark": ("DSpark", "DSparkHead"),
-        "eagle3": ("Eagle3", "Eagle3Config", "HeadStates"),
-        "formats": ("save",),
-        "gemma4_assistant": ("KVSharedHead",),
-        "model": ("HeadModel",),
-        "mtp": ("MTP", "ChainedHead"),
-        "parallel_eagle": ("ParallelDraftingHead", "ParallelEagle"),
-        "pard": ("ParallelDraftModel",),
-        "source": ("HeadSource",),
-    }.items()
-    for name in names
-}
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES)

@@ -17,7 +17,7 @@ from outrider.models.heads.eagle3 import HeadStates
 from outrider.models.heads.model import open_states, read_states, write_states
 from outrider.row_params import RowTable
 from outrider.tree import numbers
-from outrider.types import Nodes
+from outrider.types import Nodes, ToldStates
 
 
 class StateHead(Protocol):
@@ -78,6 +78,14 @@ class HeadCache(RowTable):
     def capacity(self) -> int:
         return self.entries.capacity
 
+    def states(self, slots_BQ: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """The states [B, Q, width] in these slots: the target's, or the head's own; none in -1."""
+        at_BQ = slots_BQ.clamp(min=0)
+        told = read_states(self.told, at_BQ, width, dtype)
+        own = read_states(self.own, at_BQ, width, dtype)
+        known = (slots_BQ < self.known_B[:, None])[..., None]
+        return torch.where(known, told, own).masked_fill(slots_BQ[..., None] < 0, 0.0)
+
 
 class AutoregressiveHead:
     """A `HeadRunner` over a head whose state flows along the tree."""
@@ -91,19 +99,11 @@ class AutoregressiveHead:
     def open(self, rows: int, capacity: int) -> HeadCache:
         return HeadCache.of(self.head.depth, rows, capacity, self.device)
 
-    def learn(
-        self,
-        cache: HeadCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        if hidden:
-            fused = self.head.fuse([state.to(self.dtype) for state in hidden])
-            write_states(cache.told, slots_BQ, wide, fused)
-        cache.known_B.copy_(known_B)
+    def learn(self, cache: HeadCache, told: ToldStates) -> None:
+        if told.hidden:
+            fused = self.head.fuse([state.to(self.dtype) for state in told.hidden])
+            write_states(cache.told, told.slots_BQ, told.wide, fused)
+        cache.known_B.copy_(told.known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the states that it was told of accepted paths next to their roots.
@@ -115,7 +115,7 @@ class AutoregressiveHead:
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
         """Write the nodes' entries; [B, Q or last, K]."""
         slots_BQ, wide = nodes.slots_BQ, nodes.visible_BQW.shape[-1]
-        state = self._states(cache, parents(nodes))
+        state = cache.states(parents(nodes), self.head.width, self.head.dtype)
         # no state stands before the first token: its entry has no meaning to others
         seen = within(nodes, 1, self.head.window)
         cache.entries.begin(slots_BQ, wide, 0)
@@ -124,14 +124,6 @@ class AutoregressiveHead:
         if last is not None:
             made = HeadStates(*(state[:, -last:] for state in made))
         return self.head.logits(made)
-
-    def _states(self, cache: HeadCache, slots_BQ: Tensor) -> Tensor:
-        """The states [B, Q, E] in these slots: the target's, or the head's own; none in slot -1."""
-        head, at_BQ = self.head, slots_BQ.clamp(min=0)
-        told = read_states(cache.told, at_BQ, head.width, head.dtype)
-        own = read_states(cache.own, at_BQ, head.width, head.dtype)
-        known = (slots_BQ < cache.known_B[:, None])[..., None]
-        return torch.where(known, told, own).masked_fill(slots_BQ[..., None] < 0, 0.0)
 
 
 def parents(nodes: Nodes) -> Tensor:

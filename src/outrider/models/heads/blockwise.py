@@ -15,7 +15,6 @@ The output layer is the target's. One call drafts nothing but the products of th
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,15 +27,14 @@ from transformers import PretrainedConfig
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import unsupported
-from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, folder_fields, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
-from outrider.models.heads.model import HeadModel, open_states, read_states, write_states
+from outrider.models.heads.autoregressive_head import HeadCache
+from outrider.models.heads.model import HeadModel, read_states, write_states
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
-from outrider.row_params import RowTable
-from outrider.types import Nodes
+from outrider.types import Nodes, ToldStates
 
 _FIELDS = ("blockwise_heads", "hidden_size", "intermediate_size", "vocab_size")
 
@@ -78,18 +76,6 @@ class Blockwise(nn.Module):
         return F.linear(made, self._read)
 
 
-@dataclass(frozen=True)
-class BlockCache(RowTable):
-    """The target's states of the tokens below `known_B`."""
-
-    told: SlotCache
-    known_B: Tensor
-
-    @property
-    def capacity(self) -> int:
-        return self.told.capacity
-
-
 class ParallelHead:
     """A `HeadRunner` over blockwise heads: a node's law follows from its depth alone.
 
@@ -104,28 +90,20 @@ class ParallelHead:
         weight = next(heads.parameters())
         self.device, self.dtype = weight.device, weight.dtype
 
-    def open(self, rows: int, capacity: int) -> BlockCache:
-        known_B = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        return BlockCache(open_states(rows, capacity), known_B)
+    def open(self, rows: int, capacity: int) -> HeadCache:
+        """An empty cache of what it is told alone: no layer writes entries."""
+        return HeadCache.of(0, rows, capacity, self.device)
 
-    def learn(
-        self,
-        cache: BlockCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        if hidden:
-            write_states(cache.told, slots_BQ, wide, hidden[0])
-        cache.known_B.copy_(known_B)
+    def learn(self, cache: HeadCache, told: ToldStates) -> None:
+        if told.hidden:
+            write_states(cache.told, told.slots_BQ, told.wide, told.hidden[0])
+        cache.known_B.copy_(told.known_B)
 
-    def keep(self, cache: BlockCache, first_B: Tensor, path_BD: Tensor) -> None:
+    def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the states of accepted paths next to their roots."""
         cache.told.keep(first_B, path_BD)
 
-    def logits(self, cache: BlockCache, nodes: Nodes, last: int | None) -> Tensor:
+    def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
         """[B, Q or last, K]; nothing is written: the law of a depth is known without a token."""
         at_BQ = nodes.positions_BQ if last is None else nodes.positions_BQ[:, -last:]
         known_B1, count, wide = cache.known_B[:, None], self.heads.count, self.heads.wide
@@ -162,7 +140,7 @@ class BlockwiseSource(TargetBoundSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with blockwise heads."""
-        return isinstance(given, (str, Path)) and "blockwise_heads" in folder_fields(given)
+        return "blockwise_heads" in folder_fields(given)
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))

@@ -36,9 +36,8 @@ from outrider.models.heads.autoregressive_head import HeadCache
 from outrider.models.heads.eagle3 import KINDS
 from outrider.models.heads.model import DraftHead, HeadModel, read_states, write_states
 from outrider.models.sources import ModelSource
-from outrider.models.weight_only import states_dtype
 from outrider.tree import numbers
-from outrider.types import Nodes
+from outrider.types import Nodes, ToldStates
 
 
 @dataclass(frozen=True)
@@ -171,21 +170,13 @@ class MaskedBlockHead:
     def _room(self) -> int:
         return BatchInvariance().width(self.head.config.block)
 
-    def learn(
-        self,
-        cache: HeadCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """Remember the context of the tokens in these slots; `known_B` of them are committed."""
-        if hidden:
-            cache.entries.begin(slots_BQ, wide, 0)
-            context = self.head.fuse([state.to(self.dtype) for state in hidden])
-            self.head.remember(context, positions_BQ, cache.entries)
-        cache.known_B.copy_(known_B)
+    def learn(self, cache: HeadCache, told: ToldStates) -> None:
+        """Remember the context of these tokens."""
+        if told.hidden:
+            cache.entries.begin(told.slots_BQ, told.wide, 0)
+            context = self.head.fuse([state.to(self.dtype) for state in told.hidden])
+            self.head.remember(context, told.positions_BQ, cache.entries)
+        cache.known_B.copy_(told.known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the context of accepted paths next to their roots."""
@@ -308,8 +299,6 @@ class DFlashSource(TargetBoundSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with such a head."""
-        if not isinstance(given, (str, Path)):
-            return False
         fields = folder_fields(given)
         own = fields.get("speculators_model_type") == cls.kind
         return own or (cls.kind == "dflash" and "dflash_config" in fields)
@@ -375,17 +364,8 @@ class DFlashSource(TargetBoundSource):
         ids = formats.known_ids(
             self.given, weights, self._asked.draft_vocab_size, int(self.config.vocab_size)
         )
-        embedding: Tensor | None = model.get_input_embeddings().weight
-        output: Tensor | None = model.get_output_embeddings().weight.detach()
-        if output is not None and ids is not None:
-            output = output[ids.to(output.device)]
-        if "embed_tokens.weight" in weights:
-            embedding = None
-        if "lm_head.weight" in weights:
-            output = None
-        head = self.module(embedding_VE=embedding, output_KE=output, ids_K=ids)
-        formats.fill(head, weights, str(self))
-        head.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
+        head = self.module(**formats.lent(model, weights, ids), ids_K=ids)
+        formats.settle(head, weights, str(self), setting.dtype, device)
         return HeadModel(self.runner(head), vocab)
 
     def module(self, **lent: Tensor | None) -> DFlash:

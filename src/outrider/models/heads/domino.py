@@ -79,19 +79,15 @@ class DominoHead(MaskedBlockHead):
     head: Domino
     ahead = 0  # the pending token's state guesses first
 
-    def __init__(self, head: Domino) -> None:
-        super().__init__(head)
-
     def block_logits(self, cache: HeadCache, nodes: Nodes, read_BQE: Tensor) -> Tensor:
         """[B, Q, V]: what the block and the tokens say behind (the last Q of) the nodes."""
         queries, correct = read_BQE.shape[1], self.head.domino_head
-        tokens, positions, slots, seen = (table[:, -queries:] for table in nodes[:4])
-        nodes = Nodes(tokens, positions, slots, seen, nodes.settled_B)
-        depth_BQ1 = (positions - cache.known_B[:, None])[..., None]
+        nodes = nodes.last(queries)
+        depth_BQ1 = (nodes.positions_BQ - cache.known_B[:, None])[..., None]
         above = read_states(cache.told, parents(nodes).clamp(min=0), correct.states, self.dtype)
         above = above.masked_fill(depth_BQ1 <= 0, 0.0)
-        state = correct.advanced(self.head.embedded(tokens).to(self.dtype), above)
-        write_states(cache.told, slots, seen.shape[-1], state)
+        state = correct.advanced(self.head.embedded(nodes.tokens_BQ).to(self.dtype), above)
+        write_states(cache.told, nodes.slots_BQ, nodes.visible_BQW.shape[-1], state)
         correction = correct(read_BQE, state).masked_fill(depth_BQ1 < self.head.pure, 0.0)
         corrected: Tensor = self.head.logits(read_BQE) + correction
         return corrected
@@ -110,8 +106,6 @@ class DominoSource(DFlashSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with such a head."""
-        if not isinstance(given, (str, Path)):
-            return False
         fields = folder_fields(given)
         named = fields.get("speculators_model_type") == cls.kind
         return named and fields.get("projector_type") == cls.projector

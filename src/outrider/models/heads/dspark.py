@@ -98,8 +98,7 @@ class DSparkHead(MaskedBlockHead):
         logits = self.head.logits(read_BQE)
         if markov is None:
             return logits
-        tokens, positions, slots, seen = (table[:, -queries:] for table in nodes[:4])
-        nodes = Nodes(tokens, positions, slots, seen, nodes.settled_B)
+        nodes = nodes.last(queries)
         state = self._states(cache, nodes) if markov.kind == "rnn" else None
         bias, behind = markov(nodes.tokens_BQ, read_BQE, state)
         if behind is not None:

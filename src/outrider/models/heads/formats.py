@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError, VocabularyMismatch, pickled
 from outrider.models import unsupported
@@ -27,6 +27,7 @@ from outrider.models.config import folder_fields
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 from outrider.models.heads.model import DraftHead
 from outrider.models.sources import ModelSource
+from outrider.models.weight_only import states_dtype
 
 SPECULATORS, ORIGINAL = "speculators", "original"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -280,6 +281,28 @@ def fill(head: DraftHead, weights: Mapping[str, Tensor], name: str) -> None:
             f"the weights of the head {name} are not those that its config.json asks for; got "
             f"{said}; give a whole checkpoint of one layout"
         ) from error
+
+
+def lent(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], ids_K: Tensor | None
+) -> dict[str, Tensor | None]:
+    """A target's embedding and the rows of its output layer, where a head has none of its own."""
+    embedding: Tensor | None = None
+    output: Tensor | None = None
+    if "embed_tokens.weight" not in weights:
+        embedding = model.get_input_embeddings().weight
+    if "lm_head.weight" not in weights:
+        output = model.get_output_embeddings().weight.detach()
+        output = output if ids_K is None else output[ids_K.to(output.device)]
+    return {"embedding_VE": embedding, "output_KE": output}
+
+
+def settle(
+    head: DraftHead, weights: Mapping[str, Tensor], name: str, dtype: str, device: torch.device
+) -> None:
+    """Fill a head, and put it where it runs beside a target of this dtype: see `fill`."""
+    fill(head, weights, name)
+    head.to(device, states_dtype(dtype, device)).eval().requires_grad_(False)
 
 
 def same_vocabulary(name: str, own: int, target: ModelSource, known: int) -> None:

@@ -33,12 +33,12 @@ from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.heads import formats
 from outrider.models.heads.autoregressive_head import HeadCache, parents
-from outrider.models.heads.model import HeadModel, read_states, write_states
+from outrider.models.heads.model import HeadModel, write_states
 from outrider.models.model_lock import CONFIGURATION
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 from outrider.tree import numbers
-from outrider.types import Nodes
+from outrider.types import Nodes, ToldStates
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 #: What they are made for.
@@ -114,24 +114,16 @@ class KVSharedHead:
         """An empty cache, with the target's keys and values of each type of layer."""
         return HeadCache.of(len(self._layers), rows, capacity, self.device)
 
-    def learn(
-        self,
-        cache: HeadCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """Make keys and values of the tokens in these slots; `known_B` are true from now."""
-        if hidden and slots_BQ.shape[1]:
-            *entering, behind = hidden
-            cache.entries.begin(slots_BQ, wide, 0)
+    def learn(self, cache: HeadCache, told: ToldStates) -> None:
+        """Make keys and values of these tokens."""
+        if told.hidden and told.slots_BQ.shape[1]:
+            *entering, behind = told.hidden
+            cache.entries.begin(told.slots_BQ, told.wide, 0)
             for number, (one, state) in enumerate(zip(self._layers, entering, strict=True)):
-                keys, values = self._keys(one, state, positions_BQ)
+                keys, values = self._keys(one, state, told.positions_BQ)
                 cache.entries.update(keys.to(self.dtype), values.to(self.dtype), number)
-            write_states(cache.told, slots_BQ, wide, behind.to(self.dtype))
-        cache.known_B.copy_(known_B)
+            write_states(cache.told, told.slots_BQ, told.wide, behind.to(self.dtype))
+        cache.known_B.copy_(told.known_B)
 
     def _keys(self, one: KVLayer, state: Tensor, positions_BQ: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, Q, E] of a layer that these states [B, Q, E'] enter."""
@@ -153,10 +145,9 @@ class KVSharedHead:
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
         """[B, Q or last, V]; it keeps no text, so nothing but the last nodes is run."""
         if last is not None:
-            tokens, at, slots, seen = (table[:, -last:] for table in nodes[:4])
-            nodes = Nodes(tokens, at, slots, seen, nodes.settled_B)
+            nodes = nodes.last(last)
         tokens_BQ, slots_BQ = nodes.tokens_BQ, nodes.slots_BQ
-        state = self._states(cache, parents(nodes))
+        state = cache.states(parents(nodes), self.width, self.dtype)
         embedded = self._embed(tokens_BQ).to(self.dtype)
         x = self.assistant.pre_projection(torch.cat([embedded, state], -1))
         wide = nodes.visible_BQW.shape[-1]
@@ -172,14 +163,6 @@ class KVSharedHead:
         behind = self.assistant.post_projection(read)
         write_states(cache.own, slots_BQ, wide, behind)
         return self._said(read)
-
-    def _states(self, cache: HeadCache, slots_BQ: Tensor) -> Tensor:
-        """The states [B, Q, E] in these slots: the target's, or its own; none in slot -1."""
-        at_BQ = slots_BQ.clamp(min=0)
-        told = read_states(cache.told, at_BQ, self.width, self.dtype)
-        own = read_states(cache.own, at_BQ, self.width, self.dtype)
-        known = (slots_BQ < cache.known_B[:, None])[..., None]
-        return torch.where(known, told, own).masked_fill(slots_BQ[..., None] < 0, 0.0)
 
     def _context(
         self, cache: HeadCache, queries: int, wide: int
@@ -232,7 +215,7 @@ class Gemma4AssistantSource(TargetBoundSource):
         """Whether this names a folder with an assistant, or is one."""
         if isinstance(given, PreTrainedModel):
             return given.config.model_type in KINDS
-        return isinstance(given, (str, Path)) and folder_fields(given).get("model_type") in KINDS
+        return folder_fields(given).get("model_type") in KINDS
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         super().__init__(target, given)

@@ -12,7 +12,7 @@ from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.decoder import fitted
-from outrider.types import Inputs, Nodes, Output, Reads
+from outrider.types import Inputs, Nodes, Output, Reads, ToldStates
 
 C = TypeVar("C", default=Any)  #: what a head keeps of rows
 
@@ -133,16 +133,8 @@ class HeadRunner(Protocol[C]):
     def open(self, rows: int, capacity: int) -> C:
         """An empty cache."""
 
-    def learn(
-        self,
-        cache: C,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
+    def learn(self, cache: C, told: ToldStates) -> None:
+        """Be told the target's states of some tokens."""
 
     def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
         """Move what it was told of accepted paths next to their roots."""

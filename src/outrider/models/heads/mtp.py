@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -26,10 +26,10 @@ from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, found, read
 from outrider.models.decoder import additive
 from outrider.models.draft_source import TargetBoundSource
+from outrider.models.heads import MTP
 from outrider.models.heads.autoregressive_head import (
     AutoregressiveHead,
     HeadCache,
-    StateHead,
     parents,
     within,
 )
@@ -125,7 +125,6 @@ def _fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 #: Parts of names by which checkpoints have such layers.
 _PARTS = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")
-MTP = "mtp"  #: the draft of a target that brings such a layer
 
 
 class Mtp:
@@ -324,17 +323,6 @@ class MtpSource(TargetBoundSource):
 # Below as many drafted tokens as there are layers the last one goes on below its own output.
 
 
-class ChainedLayers(StateHead, Protocol):
-    """Several layers, each of which makes entries of its own."""
-
-    windows: tuple[int | None, ...]  #: of each layer, how many positions back it reaches
-
-    def entries(
-        self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache, layer: int = 0
-    ) -> HeadStates:
-        """Write a layer's entries of nodes, each with a state of the token before it."""
-
-
 class ChainedHead(AutoregressiveHead):
     """A `HeadRunner` over layers of which each one drafts at a depth of its own.
 
@@ -342,10 +330,7 @@ class ChainedHead(AutoregressiveHead):
     (-1,)
     """
 
-    head: ChainedLayers
-
-    def __init__(self, head: ChainedLayers) -> None:
-        super().__init__(head)
+    head: Mtp
 
     def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache: every layer keeps entries and outputs."""
@@ -381,7 +366,7 @@ class ChainedHead(AutoregressiveHead):
     ) -> Tensor:
         """What a layer reads of the tokens before the nodes, [B, Q, E]."""
         if layer == 0:
-            return self._states(cache, parent_BQ)
+            return cache.states(parent_BQ, self.head.width, self.head.dtype)
         head, at_BQ = self.head, parent_BQ.clamp(min=0)
         state = read_states(cache.own, at_BQ, head.width, head.dtype, layer - 1)
         if layer == head.depth - 1:  # below all layers it goes on by itself

@@ -116,8 +116,6 @@ class PEagleSource(HeadSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with such a head."""
-        if not isinstance(given, (str, Path)):
-            return False
         fields = folder_fields(given)
         kind = formats.layout(fields)
         if kind == formats.SPECULATORS:

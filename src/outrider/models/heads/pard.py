@@ -127,8 +127,6 @@ class PardSource(ModelSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with such a model."""
-        if not isinstance(given, (str, Path)):
-            return False
         fields = folder_fields(given)
         return fields.get("pard_token") is not None and formats.layout(fields) is None
 

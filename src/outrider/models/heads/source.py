@@ -18,7 +18,6 @@ from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.model import HeadModel
 from outrider.models.load_checks import ordinary
 from outrider.models.sources import ModelSource
-from outrider.models.weight_only import states_dtype
 
 _TEXT = "The first step is to read the text, and then to write down what it says, word by word."
 
@@ -37,7 +36,7 @@ class HeadSource(TargetBoundSource):
     @classmethod
     def reads(cls, given: object) -> bool:
         """Whether this names a folder with a head."""
-        return isinstance(given, (str, Path)) and formats.layout(folder_fields(given)) is not None
+        return formats.layout(folder_fields(given)) is not None
 
     def __init__(self, target: ModelSource, given: str | Path) -> None:
         super().__init__(target, Path(given))
@@ -81,33 +80,31 @@ class HeadSource(TargetBoundSource):
         """The module with its weights, reading these states of its target."""
         config = dataclasses.replace(self._read.config, aux_layers=aux_layers)
         weights = self._read.weights
-        embedding, output = model.get_input_embeddings().weight, None
-        if "embed_tokens.weight" in weights:
-            embedding = None
-        elif embedding.shape[1] != config.layer.hidden_size:
-            raise ConfigurationError(
-                f"the head {self} has no embedding, and the target's is {embedding.shape[1]} wide; "
-                f"got a head of width {config.layer.hidden_size}; give a whole checkpoint"
-            )
-        if "lm_head.weight" not in weights:
-            output = self._lent_output(model, config)
-        lent = {"embedding_VE": embedding, "output_KE": output}
+        self._check_lender(model, int(config.layer.hidden_size))
+        lent = formats.lent(model, weights, self.ids_K)
         head = self.module(config, **lent, ids_K=self.ids_K)
-        formats.fill(head, weights, str(self))
-        head.to(model.device, states_dtype(dtype, model.device)).eval().requires_grad_(False)
+        formats.settle(head, weights, str(self), dtype, model.device)
         if weight_only.applies_to(dtype, model.device):
             weight_only.keep(head, "bfloat16", f"the head {self}")
         return head
 
-    def _lent_output(self, model: PreTrainedModel, config: Eagle3Config) -> Tensor:
-        layer = model.get_output_embeddings()
-        weight: Tensor = layer.weight.detach()
-        if weight.shape[1] != config.layer.hidden_size or layer.bias is not None:
+    def _check_lender(self, model: PreTrainedModel, width: int) -> None:
+        """Refuse a target whose layers do not fit where the head has none of its own."""
+        have = self._read.weights
+        embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+        if "embed_tokens.weight" not in have and embedding.weight.shape[1] != width:
+            raise ConfigurationError(
+                f"the head {self} has no embedding, and the target's is "
+                f"{embedding.weight.shape[1]} wide; got a head of width {width}; give a whole "
+                "checkpoint"
+            )
+        if "lm_head.weight" in have:
+            return
+        if output.weight.shape[1] != width or output.bias is not None:
             raise ConfigurationError(
                 f"the head {self} has no output layer, and the target's does not fit; got one of "
-                f"{list(weight.shape)}; give a whole checkpoint"
+                f"{list(output.weight.shape)}; give a whole checkpoint"
             )
-        return weight if self.ids_K is None else weight[self.ids_K.to(weight.device)]
 
     def _measured(self, model: PreTrainedModel, dtype: str) -> tuple[int, ...]:
         """Which of the two ways to count layers the head was trained with.

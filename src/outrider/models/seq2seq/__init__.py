@@ -9,8 +9,7 @@ from outrider import lazy
 from outrider.models.config import decoder_of, encoder_of, pairs, read
 
 if TYPE_CHECKING:
-    from outrider.models.seq2seq.families import StatesRunner as StatesRunner
-    from outrider.models.seq2seq.runner import Seq2SeqRunner as Seq2SeqRunner
+    from outrider.models.seq2seq.runner import Seq2SeqRunner
 
 #: Families checked by tests/models/test_seq2seq.py, by transformers' model_type.
 SUPPORTED = frozenset(
@@ -93,17 +92,10 @@ def encoder_of_sound(config: PretrainedConfig) -> str | None:
 
 def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
     """The class that runs this encoder-decoder, or decoder with cross attention."""
-    from outrider.models.seq2seq.families import StatesRunner as StatesRunner
-    from outrider.models.seq2seq.runner import Seq2SeqRunner as Seq2SeqRunner
+    from outrider.models.seq2seq.families import StatesRunner
+    from outrider.models.seq2seq.runner import Seq2SeqRunner
 
     if not pairs(model.config):
         return StatesRunner
     whole = EXCEPTIONS.get(model.config.model_type)
     return whole or EXCEPTIONS.get(decoder_of(model.config).model_type, Seq2SeqRunner)
-
-
-_HOMES = {
-    "Seq2SeqRunner": "outrider.models.seq2seq.runner",
-    "StatesRunner": "outrider.models.seq2seq.families",
-}
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES)

@@ -2,12 +2,12 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.moonshine.modeling_moonshine import MoonshineEncoderModelOutput
@@ -24,7 +24,7 @@ from outrider.models.seq2seq.input_modality import (
 )
 from outrider.models.seq2seq.reader import EncoderReader
 from outrider.models.seq2seq.runner import Seq2SeqRunner
-from outrider.types import Encoded, Inputs, RowStore
+from outrider.types import Inputs
 
 
 class StatesRunner(Seq2SeqRunner):
@@ -68,11 +68,9 @@ class _Unpadded(TextInput):
 
 
 class _Reader(EncoderReader):
-    def __init__(
-        self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
-    ) -> None:
-        super().__init__(model, keeper, wide)
-        self.kind = _Unpadded(encoder_of(model.config))
+    def modality(self) -> _Unpadded:
+        """Texts of one length."""
+        return _Unpadded(encoder_of(self.model.config))
 
     def states(self, inputs: Inputs) -> Tensor:
         """The encoder's states of rows of one length."""
@@ -108,14 +106,9 @@ class MaskedStatesRunner(Seq2SeqRunner):
 class _ImageTextReader(EncoderReader):
     """An encoder of text with an image's states in it."""
 
-    def __init__(
-        self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
-    ) -> None:
-        super().__init__(model, keeper, wide)
-        self.kind = self.modality(model.config)
-
-    def modality(self, config: PretrainedConfig) -> TextAndPixelInput:
+    def modality(self) -> TextAndPixelInput:
         """Florence-2's: made-up images have two by two states and their mean."""
+        config = self.model.config
         image = config.vision_config
         side = 2 * math.prod(image.patch_stride)
         shape = (read(image, "in_channels", int) or 3, side, side)
@@ -138,8 +131,9 @@ class Florence2Runner(Seq2SeqRunner):
 
 
 class _GemmaReader(_ImageTextReader):
-    def modality(self, config: PretrainedConfig) -> TextAndPixelInput:
+    def modality(self) -> TextAndPixelInput:
         """T5Gemma 2's: images of one size, or none."""
+        config = self.model.config
         part = config.encoder
         image, token = part.vision_config, config.image_token_id
         shape = (int(image.num_channels), int(image.image_size), int(image.image_size))

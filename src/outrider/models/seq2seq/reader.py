@@ -14,7 +14,38 @@ from outrider.types import Encoded, Inputs, RowStore
 _SEED = 21  #: of made-up states
 
 
-class EncoderReader:
+class StatesReader:
+    """No encoder, or none in use: states come from the target's."""
+
+    shares = True
+
+    def __init__(
+        self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
+    ) -> None:
+        """`keeper` makes what a cache keeps; `wide` is the width of the encoder's states."""
+        self.model, self._keeper, self._wide = model, keeper, wide
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse states of another width: ConfigurationError."""
+        check_width(self.encode(inputs), self._wide)
+
+    def encode(self, inputs: Inputs) -> Encoded:
+        """The states that are there."""
+        assert inputs.encoded is not None, "inputs without states for a model without an encoder"
+        return inputs.encoded
+
+    def keep(self, encoded: Encoded) -> RowStore:
+        """Cross-attention keys and values of these states."""
+        check_width(encoded, self._wide)
+        return self._keeper(encoded)
+
+    def probe(self, rows: int) -> Inputs:
+        """Made-up states of different lengths, the same at every call."""
+        encoded = made_up_states([24 - row % 3 for row in range(rows)], self._wide)
+        return _moved(Inputs(None, None, encoded.mask_BT, encoded), self.model)
+
+
+class EncoderReader(StatesReader):
     """A model's own encoder, and what its decoder keeps of the states."""
 
     shares = False
@@ -22,10 +53,12 @@ class EncoderReader:
     def __init__(
         self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
     ) -> None:
-        """`keeper` makes what a cache keeps; `wide` is the width of the encoder's states."""
-        self.model, self._keeper, self._wide = model, keeper, wide
-        self.kind: InputModality = modality_of(model)
-        self._parts = parts_of(model)
+        super().__init__(model, keeper, wide)
+        self.kind, self._parts = self.modality(), parts_of(model)
+
+    def modality(self) -> InputModality:
+        """What the encoder reads."""
+        return modality_of(self.model)
 
     def examine(self, inputs: Inputs) -> None:
         """Refuse what the encoder cannot read: ConfigurationError."""
@@ -61,11 +94,6 @@ class EncoderReader:
         """What transformers' encoder, and its whole model, is asked for rows read together."""
         return self.kind.asked(inputs, self.model.dtype)
 
-    def keep(self, encoded: Encoded) -> RowStore:
-        """Cross-attention keys and values of these states."""
-        check_width(encoded, self._wide)
-        return self._keeper(encoded)
-
     def probe(self, rows: int) -> Inputs:
         """Small made-up sources, the same at every call, of different lengths where they may be.
 
@@ -74,36 +102,6 @@ class EncoderReader:
         """
         made, lengths = self.kind.made_up(rows)
         return _moved(made._replace(encoded=made_up_states(lengths, self._wide)), self.model)
-
-
-class StatesReader:
-    """No encoder, or none in use: states come from the target's."""
-
-    shares = True
-
-    def __init__(
-        self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
-    ) -> None:
-        self.model, self._keeper, self._wide = model, keeper, wide
-
-    def examine(self, inputs: Inputs) -> None:
-        """Refuse states of another width: ConfigurationError."""
-        check_width(self.encode(inputs), self._wide)
-
-    def encode(self, inputs: Inputs) -> Encoded:
-        """The states that are there."""
-        assert inputs.encoded is not None, "inputs without states for a model without an encoder"
-        return inputs.encoded
-
-    def keep(self, encoded: Encoded) -> RowStore:
-        """Cross-attention keys and values of these states."""
-        check_width(encoded, self._wide)
-        return self._keeper(encoded)
-
-    def probe(self, rows: int) -> Inputs:
-        """Made-up states of different lengths, the same at every call."""
-        encoded = made_up_states([24 - row % 3 for row in range(rows)], self._wide)
-        return _moved(Inputs(None, None, encoded.mask_BT, encoded), self.model)
 
 
 def check_width(encoded: Encoded, wide: int) -> None:

@@ -8,13 +8,13 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
@@ -22,7 +22,7 @@ from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, read, states_width
 from outrider.models.decoder import additive
-from outrider.models.hf import Mask, TransformersRunner, layers_asked
+from outrider.models.hf import ForwardCall, Mask, TransformersRunner, filled_layer, layers_asked
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.seq2seq.reader import EncoderReader, StatesReader
 from outrider.types import Encoded, Inputs, Output
@@ -58,11 +58,8 @@ class CrossAttentionCache:
         """The planes of the rows in use as transformers' cache; nothing is copied."""
         if self._cache is None:
             self._cache = DynamicCache()
-            for keys, values in zip(self.planes[::2], self.planes[1::2], strict=True):
-                layer = DynamicLayer()
-                layer.keys, layer.values = keys[: self.rows], values[: self.rows]
-                layer.is_initialized = True
-                self._cache.layers.append(layer)
+            shown = [plane[: self.rows] for plane in self.planes]
+            self._cache.layers += map(filled_layer, shown[::2], shown[1::2])
         return self._cache
 
     def seen(self, queries: int) -> Tensor | None:
@@ -131,25 +128,6 @@ def _picked(plane: Tensor, rows: Sequence[int]) -> Tensor:
 Forward = Callable[..., Any]
 
 
-class Patch(Protocol):
-    """A function of a module that is replaced for the time of one call."""
-
-    @property
-    def owner(self) -> torch.nn.Module:
-        """The module whose function is replaced."""
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-
-    @property
-    def by_key(self) -> bool:
-        """Whether it needs the positions of the keys, too."""
-
-    def at(self, positions_BQ: Tensor, keys_BW: Tensor | None) -> Callable[..., Tensor]:
-        """What stands in for the function."""
-
-
 class ByPosition:
     """An embedding of positions, `embed_positions` in the BART kin."""
 
@@ -185,6 +163,10 @@ class ByDistance:
         bias = self.table_DH[apart].permute(0, 3, 1, 2)
         return lambda *_, **__: bias
 
+
+#: A function of a module that is replaced for the time of one call: of its `owner`, by `name`; `at`
+#: makes what stands in for it, `by_key` of the positions of the keys, too.
+Patch: TypeAlias = ByPosition | ByDistance
 
 #: Types of decoders whose first token stands at `pad_token_id + 1`.
 BEHIND_PADDING = frozenset({"roberta", "xlm-roberta"})
@@ -257,7 +239,7 @@ class Seq2SeqRunner(TransformersRunner):
             self._patches = self._tables()
         self.tracks = self.tracks or any(patch.by_key for patch in self._patches)
         wide, kind = states_width(model.config), StatesReader if shares else self.encoder
-        self.reader: EncoderReader | StatesReader = kind(model, self.crossed, wide)
+        self.reader: StatesReader = kind(model, self.crossed, wide)
 
     def _takes_positions(self) -> bool:
         """Whether positions go by argument: by name, or by prefix to a decoder of its own kind."""
@@ -337,26 +319,19 @@ class Seq2SeqRunner(TransformersRunner):
             use_cache=past is not None,
         )
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask | None,
-        last: int | None,
-        aux_layers: tuple[int, ...],
-    ) -> Output:
+    def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
         crossed = cache.inputs
         if not isinstance(crossed, CrossAttentionCache):
             raise ConfigurationError(
                 f"{self.name} reads a source beside its text; got rows without one; give inputs"
             )
         past = EncoderDecoderCache(cache, crossed.cache())
+        tokens_BQ, positions_BQ, mask, last, aux = call
         source = self.given(crossed.states(), crossed.seen(tokens_BQ.shape[1]))
-        with evaluating(self.model, self._parts), self._listening(-1 in aux_layers, last) as heard:
-            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, aux_layers)
+        with evaluating(self.model, self._parts), self._listening(-1 in aux, last) as heard:
+            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, aux)
         logits: Tensor = output.logits
-        return Output(logits, self._aux_states(aux_layers, heard, output, logits.shape[1]))
+        return Output(logits, self._aux_states(aux, heard, output, logits.shape[1]))
 
     @contextmanager
     def around(

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
-from outrider.models.hf import Mask, TransformersRunner
+from outrider.models.hf import ForwardCall, TransformersRunner
 from outrider.models.model_lock import alone, evaluating, instead
 from outrider.models.seq2seq import moment
 from outrider.models.seq2seq.input_modality import RecordingInput, there
@@ -64,22 +64,14 @@ class TimedRunner(Seq2SeqRunner, ABC):
     ) -> AbstractContextManager[Tensor]:
         """What the model is given as ids, for the time of a call that hears these moments."""
 
-    def _run(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        mask: Mask | None,
-        last: int | None,
-        aux_layers: tuple[int, ...],
-    ) -> Output:
+    def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
         rows = cache.inputs
         if not isinstance(rows, MomentRows):
             raise ConfigurationError(
                 f"{self.name} reads a recording beside its text; got rows without one; give inputs"
             )
-        with self.listening(tokens_BQ, positions_BQ, rows) as ids:
-            return TransformersRunner._run(self, cache, ids, positions_BQ, mask, last, aux_layers)
+        with self.listening(call.tokens_BQ, call.positions_BQ, rows) as ids:
+            return TransformersRunner._run(self, cache, call._replace(tokens_BQ=ids))
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
         """Logits of a whole text by the model's own forward; windows are those of `generate`."""
@@ -87,12 +79,9 @@ class TimedRunner(Seq2SeqRunner, ABC):
         encoded = inputs.encoded or self.reader.encode(inputs)
         rows = MomentRows(encoded.states_BTE, encoded.mask_BT.sum(1))
         steps = torch.arange(tokens_1Q.shape[1], device=tokens_1Q.device)[None]
-        mask = self.masks(steps[:, :, None] >= steps[:, None], steps, steps)
-        with evaluating(self.model, self._parts), self.listening(tokens_1Q, steps, rows) as ids:
-            logits: Tensor = self.model(
-                input_ids=ids, attention_mask=mask, use_cache=False, **self.call_arguments
-            ).logits
-        return logits
+        mask = self.windows(tokens_1Q)
+        with self.listening(tokens_1Q, steps, rows) as ids:
+            return self.logits_of(ids, attention_mask=mask, **self.call_arguments)
 
     @property
     def call_arguments(self) -> dict[str, object]:
@@ -111,8 +100,11 @@ class _CodeReader(EncoderReader):
         self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
     ) -> None:
         super().__init__(model, keeper, model.config.num_codebooks)
-        frame = moment(model.config)
-        self.kind = RecordingInput("input_values", frame, None, frame)
+
+    def modality(self) -> RecordingInput:
+        """Samples, a moment at a time."""
+        frame = moment(self.model.config)
+        return RecordingInput("input_values", frame, None, frame)
 
     def states(self, inputs: Inputs) -> Tensor:
         """Codes [B, T, K] by the model's codec, as `generate` has it hear them."""
@@ -160,10 +152,12 @@ class _MomentReader(EncoderReader):
     def __init__(
         self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
     ) -> None:
-        config = model.config
-        super().__init__(model, keeper, config.text_config.hidden_size)
-        step = moment(config)
-        self.kind = RecordingInput("input_features", step, config.audio_config.num_mel_bins, step)
+        super().__init__(model, keeper, model.config.text_config.hidden_size)
+
+    def modality(self) -> RecordingInput:
+        """Frames, a moment at a time."""
+        config, step = self.model.config, moment(self.model.config)
+        return RecordingInput("input_features", step, config.audio_config.num_mel_bins, step)
 
     def states(self, inputs: Inputs) -> Tensor:
         """[B, T, E]: one for each token."""

@@ -35,7 +35,9 @@ def demo(
 ) -> None:
     """Complete three held-out Python prompts, then compare with plain decoding."""
     from outrider.loading import load
+    from outrider.models.cpu_kernels import build
 
+    build.be_patient()  # what it shows is what every later start has
     target, draft = (f"{parameters(which) / 1e6:.1f} M" for which in ("target", "draft"))
     out.print(
         "Loading the shipped pair (the first run measures this machine for a few seconds) ..."

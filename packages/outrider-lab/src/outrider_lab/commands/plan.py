@@ -269,6 +269,7 @@ def _measured(
     """This processor's rates with this model."""
     from outrider.loading import load
     from outrider.models import TreeDecoder
+    from outrider.models.cpu_kernels import build
     from outrider_lab.bench.rates import measured
 
     if model is None or rates.given():
@@ -278,6 +279,7 @@ def _measured(
             "and leave rates out"
         )
     kind = dtype or model.checkpoint_dtype()
+    build.be_patient()
     loaded = load(
         model.given,
         drafter="suffix",

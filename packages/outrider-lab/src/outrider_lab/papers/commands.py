@@ -291,8 +291,10 @@ def speed(
     A chain of --draft-model, or prompt lookup where there is a --model and no --draft-model.
     """
     from outrider.loading import load
+    from outrider.models.cpu_kernels import build
     from outrider_lab.papers import speed as experiment
 
+    build.be_patient()
     folder(asked.out)
     texts = read_prompts(asked.prompts, 20 if asked.quick else 30)
     alone = asked.target is not None and asked.draft is None

@@ -75,7 +75,9 @@ class PaperRequest:
         What is missing for the results is said before anything is loaded or measured.
         """
         from outrider.loading import load
+        from outrider.models.cpu_kernels import build
 
+        build.be_patient()
         folder(self.out)
         if self.pictures:
             pyplot()

@@ -13,6 +13,7 @@ from outrider import Engine
 from outrider.cli.console import Show
 from outrider.errors import ConfigurationError
 from outrider.loading import load
+from outrider.models.cpu_kernels import build
 from outrider_lab.bench import intervals
 from outrider_lab.bench.prompts import read_rows
 from outrider_lab.certify.report import Row
@@ -65,6 +66,7 @@ def run(asked: ChoiceRequest, progress: Show) -> tuple[Tables, str]:
     reads no text.
     """
     tasks = some(read_rows(asked.prompts), asked.limit)
+    build.be_patient()
     base = load(asked.model, asked.draft, dtype=asked.dtype, threads=asked.threads)
     if base.engine.target.reads != "text" or base.tokenizer is None:
         raise ConfigurationError(

@@ -1,0 +1,46 @@
+"""What imports and a first load make is not looked through for garbage while a model writes."""
+
+import gc
+
+import pytest
+
+from outrider import lazy
+
+
+@pytest.fixture
+def looks():
+    """Generations that were looked through; thresholds are put back."""
+    seen = []
+
+    def told(phase, about):
+        if phase == "start":
+            seen.append(about["generation"])
+
+    kept = gc.get_threshold()
+    lazy._collected.cache_clear()
+    gc.callbacks.append(told)
+    yield seen
+    gc.callbacks.remove(told)
+    gc.set_threshold(*kept)
+
+
+def test_a_program_never_looks_through_its_imports(looks):
+    lazy.collect_seldom()
+    made = [[number] for number in range(1000)]
+    before = gc.get_freeze_count()
+    lazy.collect_as_usual()
+    assert gc.get_freeze_count() >= before + len(made)
+    assert not looks
+    assert gc.get_threshold() == lazy._USUAL
+
+
+@pytest.mark.parametrize(("frozen", "on", "times"), [(0, True, 1), (0, False, 0), (9, True, 0)])
+def test_a_process_of_somebody_else_does_so_when_a_model_is_loaded(
+    looks, monkeypatch, frozen, on, times
+):
+    """Unless it looks for no garbage, or has frozen what it has. Its objects stay its own."""
+    monkeypatch.setattr(lazy.gc, "get_freeze_count", lambda: frozen)
+    monkeypatch.setattr(lazy.gc, "isenabled", lambda: on)
+    monkeypatch.setattr(lazy.gc, "freeze", lambda: pytest.fail("frozen"))
+    lazy.collect_as_usual()
+    assert looks == [2] * times
