@@ -103,10 +103,8 @@ def begun(
     run = EngineRun(engine, rows, min(room, engine.target.context))
     run.submit_all(requests)
     with prefill.skimming():
-        while len(run.phases) < rows or any(phase != "decoding" for phase in run.phases):
+        while not run.stats.engine_steps:
             run.step()
-            if run.stats.engine_steps:
-                break
     return run
 
 

@@ -1,6 +1,7 @@
 """What imports and a first load make is not looked through for garbage while a model writes."""
 
 import gc
+import sys
 
 import pytest
 
@@ -22,6 +23,18 @@ def looks():
     yield seen
     gc.callbacks.remove(told)
     gc.set_threshold(*kept)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_frozen_is_let_go_at_the_end_where_triton_would_call_it_leaked(monkeypatch, there):
+    thawed = []
+    monkeypatch.setattr(lazy.gc, "unfreeze", lambda: thawed.append(1))
+    if there:
+        monkeypatch.setitem(sys.modules, "triton", sys)
+    else:
+        monkeypatch.delitem(sys.modules, "triton", raising=False)
+    lazy._unfrozen()
+    assert len(thawed) == there
 
 
 def test_a_program_never_looks_through_its_imports(looks):

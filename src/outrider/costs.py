@@ -123,19 +123,6 @@ class Costs:
             {n: t + rows * (here.milliseconds(n) - there.milliseconds(n)) for n, t in each}
         )
 
-    def read_on(self, tokens: int, rows: int) -> float:
-        """What a draft model needs to read so many tokens of every row that it has not read.
-
-        >>> Costs({}, {1: 0.1, 2: 0.2}).read_on(10, 4)
-        4.0
-        """
-        if not self.reading:
-            return 0.0
-        nearest = rows
-        if rows not in self.reading:
-            nearest = min(self.reading, key=lambda known: (abs(known - rows), known))
-        return tokens * self.reading[nearest] * rows / nearest
-
     def merged(self, more: "Costs") -> "Costs":
         """With other numbers of rows besides."""
         return Costs({**self.times, **more.times}, {**self.reading, **more.reading})

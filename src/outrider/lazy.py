@@ -1,5 +1,6 @@
 """Names that are imported when they are first asked for (PEP 562), so that a package opens fast."""
 
+import atexit
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -53,8 +54,16 @@ def collect_as_usual() -> None:
     if gc.get_threshold() == _SELDOM:
         gc.freeze()
         gc.set_threshold(*_USUAL)
+        atexit.register(_unfrozen)
     elif gc.isenabled() and not gc.get_freeze_count():
         _collected()
+
+
+def _unfrozen() -> None:
+    """Triton's bindings print a page on objects that are still there when a program has ended.
+    Without them it ends sooner, as nothing is looked through then either."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 @cache

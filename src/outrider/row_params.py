@@ -97,7 +97,6 @@ class RowTable:
         return replace(self, **{n: put_rows(mine, into, its[n]) for n, mine in vars(self).items()})
 
     def narrow(self, rows: int) -> Self:
-        """The first rows."""
         return replace(self, **{name: first_rows(part, rows) for name, part in vars(self).items()})
 
 
@@ -187,7 +186,6 @@ class Shaping(NamedTuple):
         )
 
     def narrow(self, rows: int) -> "Shaping":
-        """The first rows."""
         return self._replace(
             **_columns(self, lambda table: table[:rows]),
             processors=self.processors[:rows],
@@ -240,7 +238,6 @@ class SamplingRows(NamedTuple):
         )
 
     def narrow(self, rows: int) -> "SamplingRows":
-        """The first rows."""
         return self._replace(
             **_columns(self, lambda table: table[:rows]),
             shaping=None if self.shaping is None else self.shaping.narrow(rows),

@@ -4,6 +4,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import mul
 
 import torch
 
@@ -23,7 +25,7 @@ def bucket(length: int) -> int:
     >>> [bucket(length) for length in (0, 1, 2, 3, 4, 8, 1000)]
     [0, 0, 2, 3, 4, 6, 11]
     """
-    return _BUCKET[length] if length < len(_BUCKET) else BUCKETS - 1
+    return BUCKET_OF[min(length, LAST)]
 
 
 def _computed() -> list[int]:
@@ -34,7 +36,8 @@ def _computed() -> list[int]:
     return table
 
 
-_BUCKET = _computed()
+BUCKET_OF = _computed()  #: by length, the last one's and those above it
+LAST = len(BUCKET_OF) - 1
 
 
 def gains(chances: Sequence[float], length: int, most: int) -> list[float]:
@@ -45,11 +48,9 @@ def gains(chances: Sequence[float], length: int, most: int) -> list[float]:
     >>> gains([0.5] * BUCKETS, 1, 3)
     [0.0, 0.5, 0.75, 0.875]
     """
-    buckets = _BUCKET[length : length + most]
-    buckets += [BUCKETS - 1] * (most - len(buckets))
     expected, survives, found = 0.0, 1.0, [0.0]
-    for at in buckets:
-        survives *= chances[at]
+    for streak in range(length, length + most):
+        survives *= chances[BUCKET_OF[min(streak, LAST)]]
         expected += survives
         found.append(expected)
     return found
@@ -69,7 +70,7 @@ class AcceptanceStats:
     def __init__(
         self, prior: Sequence[float], strength: float = STRENGTH, forget: float = FORGET
     ) -> None:
-        self._kept = [chance * strength for chance in prior]
+        self._kept = list(map(mul, prior, repeat(strength)))
         self._seen = [strength] * len(prior)
         self.chances = list(prior)  #: by bucket
         self.forget = forget

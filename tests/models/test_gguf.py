@@ -62,7 +62,7 @@ def test_tokenizer_template_and_end_are_in_it(loaded):
     asked = [{"role": "user", "content": "hi"}]
     text = tokens.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     assert text == "<user>hi<|end|><assistant>"
-    assert loaded.stop_ids(Stop(4)) == (1,)
+    assert loaded.eos_ids == (1,)
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

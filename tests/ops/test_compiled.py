@@ -8,7 +8,7 @@ from cases import Case, build
 from outrider import ops
 from outrider.models.cpu_kernels import build as compiler
 from outrider.noise import Purpose
-from outrider.ops.cpu import block, compiled, filters, keys
+from outrider.ops.cpu import block, compiled, keys, match
 from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
 from outrider.types import DrawKind, Laws
 
@@ -139,7 +139,7 @@ def test_who_wins_a_race_is_among_its_contenders(vocab, scale):
             z[::2] = -np.inf
         inverse, key = (1.0, 1 / 0.7, 20.0)[seed % 3], keys.stream(seed, 7, Purpose.TARGET)
         winner = int((z * np.float32(inverse) - keys.log_race(key, vocab)).argmax())
-        found = filters.contenders(z, inverse, key)
+        found = match.contenders(z, inverse, key)
         assert winner in found
         few.append(len(found))
     if vocab > 1000 and scale >= 1:  # an even law leaves everybody a chance
@@ -149,4 +149,4 @@ def test_who_wins_a_race_is_among_its_contenders(vocab, scale):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_rows_at_fault_have_a_contender(value):
     row = np.full(40, value, dtype=np.float32)
-    assert len(filters.contenders(row, 1.0, 7))
+    assert len(match.contenders(row, 1.0, 7))

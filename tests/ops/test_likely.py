@@ -5,7 +5,7 @@ import torch
 from cases import Case, build, same
 
 from outrider import ops
-from outrider.ops.cpu import BACKEND as CPU, filters
+from outrider.ops.cpu import BACKEND as CPU, match
 from outrider.types import DrawKind, Laws
 
 
@@ -58,10 +58,8 @@ def test_what_is_found_once_is_what_is_found_each_time(vocab, floors):
     for count, gap in ((8, 3.0), (4, 0.5), (8, 3.0), (9, 50.0)):
         assert ops.likely(found, count, gap) == ops.likely(law, count, gap)
     whole = ops.found_once(law._replace(logits_BRV=law.logits_BRV[1:].contiguous(), floor_BR=None))
-    assert [row[0] for row in filters.peaks(whole).tokens] == whole.logits_BRV[0].argmax(
-        -1
-    ).tolist()
-    assert filters.peaks(law) is filters.peaks(found._replace(floor_BR=None)) is None
+    assert [row[0] for row in match.peaks(whole).tokens] == whole.logits_BRV[0].argmax(-1).tolist()
+    assert match.peaks(law) is match.peaks(found._replace(floor_BR=None)) is None
 
 
 @pytest.mark.parametrize("hot", ["all", "some"])

@@ -196,19 +196,19 @@ def test_a_reference_is_copied_from():
 def test_a_text_to_copy_from_ends_where_it_ends():
     """Behind a copied text comes its end, in the words of answers."""
     speculator = loaded("bart", kind=Sided)
-    asked = speculator.engine.run
+    asked = speculator.engine.decode
     seen = []
 
-    def run(prompts, *given, references, **more):
-        seen.append((prompts, references))
-        return asked(prompts, *given, references=references, **more)
+    def decode(requests, **more):
+        seen.extend((request.prompt, request.reference) for request in requests)
+        return asked(requests, **more)
 
-    object.__setattr__(speculator.engine, "run", run)
+    object.__setattr__(speculator.engine, "decode", decode)
     try:
         speculator.generate("w5 w6", GREEDY, END, reference="W7 W8", decoder_prompts="W9")
     finally:
-        del speculator.engine.run
-    assert seen == [([[2, 9]], [[7, 8, 2]])]
+        del speculator.engine.decode
+    assert seen == [((2, 9), (7, 8, 2))]
 
 
 def test_a_reference_for_a_model_of_text():

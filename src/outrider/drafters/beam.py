@@ -40,7 +40,6 @@ class Beam(OneModel):
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """A beam of each depth."""
         return shapes.of_levels(self.width, self.depth)
 
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:

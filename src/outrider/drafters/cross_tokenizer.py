@@ -122,7 +122,6 @@ class Translated(LearnsNothing):
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """A chain of each length."""
         return self._strings.shapes
 
     def open(self, context: Context, capacity: int) -> TranslatedCache:

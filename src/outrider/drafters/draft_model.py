@@ -25,7 +25,6 @@ class Drawn:
     drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
-        """Draws in order."""
         names = keys.own(level.start, level.stop, law.greedy)
         tokens, there, law = ops.several(law, names, level.most)
         return Children(level.spread(tokens), None if there is None else level.spread(there), law)

@@ -80,31 +80,25 @@ class Tempered:
 
     @property
     def name(self) -> str:
-        """The drafter's."""
         return self.drafter.name
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
-        """The drafter's."""
         return self.drafter.kinds
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """The drafter's."""
         return self.drafter.shapes
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """The drafter's."""
         return self.drafter.aux_layers
 
     @property
     def capturable(self) -> bool:
-        """Whether the drafter is."""
         return capturable(self.drafter)
 
     def open(self, context: Context, capacity: int) -> Any:
-        """The drafter's memory."""
         return self.drafter.open(context, capacity)
 
     def propose(self, memory: object, context: Context, shape: DraftShape) -> Draft:
@@ -115,5 +109,4 @@ class Tempered:
     def commit(
         self, memory: object, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
-        """The drafter learns."""
         self.drafter.commit(memory, context, draft, verdict, scores)

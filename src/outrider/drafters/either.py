@@ -158,7 +158,6 @@ class Either:
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
-        """Those of both."""
         return self.copies.kinds | self.drafted.kinds
 
     @property
@@ -172,7 +171,6 @@ class Either:
 
     @property
     def asked(self) -> LanguageModel:
-        """The draft model."""
         return self.drafted.model
 
     def by_model(self, memory: EitherState) -> Sequence[bool]:

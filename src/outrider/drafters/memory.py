@@ -22,15 +22,12 @@ class NoMemory(NamedTuple):
     """The memory of a drafter that keeps none: the committed tokens are all it needs."""
 
     def take(self, rows: Sequence[int]) -> Self:
-        """Nothing of these rows."""
         return self
 
     def put(self, into: Sequence[int], other: Self) -> Self:
-        """Nothing more."""
         return self
 
     def narrow(self, rows: int) -> Self:
-        """Nothing less."""
         return self
 
 
@@ -67,13 +64,10 @@ class RowMemories(Generic[R]):
     rows: tuple[R, ...]
 
     def take(self, rows: Sequence[int]) -> "RowMemories[R]":
-        """Copies of these."""
         return RowMemories(tuple(self.rows[row].copy() for row in rows))
 
     def put(self, into: Sequence[int], other: "RowMemories[R]") -> "RowMemories[R]":
-        """The other's at these rows."""
         return RowMemories(scatter_items(self.rows, into, other.rows))
 
     def narrow(self, rows: int) -> "RowMemories[R]":
-        """The first ones."""
         return RowMemories(self.rows[:rows])

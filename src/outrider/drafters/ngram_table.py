@@ -166,7 +166,6 @@ class NgramTable(shapes.Chains, Forgetful):
         return tree_drafting.grow([followers(self.table, self.vocab_size)], context, layout, self)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
-        """One draw."""
         tokens, there, law = ops.several(law, keys.own(level.start, level.stop), 1)
         return Children(tokens[..., 0], None if there is None else there[..., 0], law)
 

@@ -70,16 +70,13 @@ class Paths:
 
     @property
     def capturable(self) -> bool:
-        """Whether all its models are."""
         return capturable(*self.models)
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """Paths of each depth."""
         return shapes.of_levels(self.count, self.depth)
 
     def open(self, context: Context, capacity: int) -> Several:
-        """A cache for every model."""
         each = zip(self.models, self._own(context.hidden), strict=True)
         return Several(
             tuple(

@@ -324,7 +324,6 @@ class Recall:
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
-        """Its kind alone."""
         return frozenset({self.kind})
 
     @property

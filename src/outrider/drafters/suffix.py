@@ -89,7 +89,6 @@ class Suffix(shapes.Chains):
 
     @property
     def kind(self) -> DrawKind:
-        """Of all its children."""
         return DrawKind.COUPLED if self.earlier else DrawKind.FIXED
 
     def open(self, context: Context, capacity: int) -> RowMemories[SuffixRow] | NoMemory:
@@ -137,7 +136,6 @@ class Suffix(shapes.Chains):
         verdict: Verdict,
         scores: Scores,
     ) -> None:
-        """Read what was kept."""
         if isinstance(memory, NoMemory):
             return
         for row, tokens in zip(

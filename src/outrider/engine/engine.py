@@ -322,22 +322,38 @@ class Engine:
         count = len(prompts)
         settings = broadcast_setting("sampling", sampling, SamplingParams(), count)
         ends = broadcast_setting("limits", limits, StopConditions(), count)
-        if not count:
-            raise PromptError("no prompt; got an empty batch; give at least one prompt")
         sources = _one_each("inputs", inputs, count, None)
         copied = _one_each("references", references, count, ())
         names = _one_each("adapters", adapters, count, None)
         wanted = Logprobs() if logprobs else None
         every = zip(prompts, settings, ends, sources, copied, names, strict=True)
-        requests, longest = [], 0
-        for number, (prompt, setting, limit, source, reference, name) in enumerate(every):
+        requests = []
+        for number, (prompt, setting, end, source, reference, name) in enumerate(every):
             ids = token_ids(prompt, number)
-            request = Request(
-                ids, setting, limit, source, reference, logprobs=wanted, lora_name=name
+            requests.append(
+                Request(ids, setting, end, source, reference, logprobs=wanted, lora_name=name)
             )
-            requests.append(request)
-            longest = max(longest, request.end(self.target.context)[0])
+        return self.decode(requests, capacity=capacity, trace=trace, observe=observe)
+
+    def decode(
+        self,
+        requests: Sequence[Request],
+        *,
+        capacity: int | None = None,
+        trace: bool = False,
+        observe: Observer | None = None,
+    ) -> "EngineRun":
+        """A run of these requests and no others, a row for each: iterate over it, or `step`.
+
+        `capacity` are the slots of a row; None: as many as the longest needs. Raises PromptError or
+        CapacityError before any work is done.
+        """
+        if not requests:
+            raise PromptError("no prompt; got an empty batch; give at least one prompt")
         if capacity is None:
+            longest = 0
+            for request in requests:
+                longest = max(longest, request.end(self.target.context)[0])
             capacity = longest + self.drafter.shapes[0].max_nodes
         run = EngineRun(self, len(requests), capacity, trace=trace, observe=observe)
         run.submit_all(requests)

@@ -40,7 +40,7 @@ from outrider.engine.outputs import (
     RequestTable,
     StepOutput,
 )
-from outrider.engine.request import Request, check, check_fit, clip_shape
+from outrider.engine.request import Request, check, clip_shape
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.speculation_policy import (
     AdaptiveState,
@@ -132,7 +132,13 @@ class EngineRun(Iterator[StepOutput]):
         target, shaped = self.engine.target, False
         for number, request in enumerate(requests, self._requests.count):
             check(request, number, target, self._reads)
-            check_fit(request, number, target.context, self._size, self.capacity)
+            limit, size = request.end(target.context)[0], len(request.prompt)
+            if limit + self._size > self.capacity:
+                raise CapacityError(
+                    f"prompt {number} needs {size} tokens + budget {limit - size} + {self._size} "
+                    f"tree nodes, but capacity={self.capacity}; raise capacity or lower "
+                    "max_new_tokens"
+                )
             if self.engine.graphs is True:
                 graphs.check(request.sampling, number)
             shaped = shaped or request.sampling.shapes
@@ -262,7 +268,7 @@ class EngineRun(Iterator[StepOutput]):
         if not isinstance(self.engine.planner, FixedLength):
             stats.why_dropped = self.engine.watch.why
         stats.why_eager = self.engine.eager
-        if self.done or not self._outputs.lag:  # a device's events are waited for: at the end
+        if not (self._requests.left and self._outputs.lag):  # events are waited for at the end
             stats.clock(self._clock.read())
         return stats
 
@@ -270,7 +276,7 @@ class EngineRun(Iterator[StepOutput]):
 
     def __next__(self) -> StepOutput:
         while not self._requests.ready:
-            if self.done:
+            if not self._requests.left:
                 raise StopIteration
             self._turn()
         block = self._requests.ready.popleft()
@@ -300,8 +306,7 @@ class EngineRun(Iterator[StepOutput]):
         self._scheduler.leave()
         if self._requests.forgotten:
             self._requests.sweep(self._scheduler.named + self._outputs.named)
-        rests = not isinstance(self.engine.planner, FixedLength)
-        free = self._free if rests else None
+        free = None if isinstance(self.engine.planner, FixedLength) else self._free
         try:
             reading = self._scheduler.arrive(free)
         except (MemoryError, RuntimeError) as error:
@@ -310,14 +315,15 @@ class EngineRun(Iterator[StepOutput]):
             reading = self._scheduler.arrive(free)
         if self._scheduler.rows:
             self._step()
-        if self._closed and self.done and self._graphed is not None:
+        over = not self._requests.left
+        if self._closed and over and self._graphed is not None:
             self._scheduler.leave()  # a step that is still on its way is waited for by nobody
             self._scheduler.batch = None
             self._graphed.release()  # its buffers, and the graphs over them, to runs that come
         now, stats = time.perf_counter(), self._requests.stats
         stats.seconds += now - self._mark - reading
         stats.prefill_ms += 1e3 * reading
-        self._mark = 0.0 if self.done else now
+        self._mark = 0.0 if over else now
 
     def _step(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
@@ -378,7 +384,11 @@ class EngineRun(Iterator[StepOutput]):
     def _made(self, batch: Batch, shape: DraftShape) -> GraphedStep:
         """What the verbs make: one by one on the clock, or in one piece."""
         engine, clock, rule = self.engine, self._clock, self.rule
-        if engine.capture is None or self._by_hand(batch):
+        shaping = batch.context.sampling.shaping
+        # Python is needed for a row's own processors, and for an observer, who may keep tensors:
+        # who asks for graphs by name is told of the one, and knows the other
+        by_hand = self._observe is not None or (shaping is not None and shaping.processed)
+        if engine.capture is None or (by_hand and engine.graphs is not True):
             return spec_decode_step(engine.target, engine.drafter, rule, batch, shape, clock.lap)
         self._graphed = self._graphed or engine.graphed(rule)
         assert self._graphed is not None
@@ -388,13 +398,6 @@ class EngineRun(Iterator[StepOutput]):
         stats.captures += did == "captured"
         stats.replays += did == "replayed"
         return made
-
-    def _by_hand(self, batch: Batch) -> bool:
-        """Whether a step needs Python: a row's own processors, an observer who may keep tensors.
-        Who asks for graphs by name is told of the one, and knows the other."""
-        shaping = batch.context.sampling.shaping
-        processed = shaping is not None and shaping.processed
-        return self.engine.graphs is not True and (processed or self._observe is not None)
 
     def _free(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
@@ -417,12 +420,13 @@ class EngineRun(Iterator[StepOutput]):
         foresee: Callable[[], Sequence[float]] | None = None
         if foreseeing is not None:
             all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
-        rows, requests = [], []
+        rows, requests, limited = [], [], False
         for at, number in enumerate(numbers):
             entry = self._requests.entries[number]
             if foreseeing is not None:
                 foresee = partial(lambda at: all_rows()[at], at)
             requests.append(entry.request)
+            limited = limited or entry.request.num_speculative_tokens is not None
             rows.append(PlannedRow(number, entry.request, entry.length, foresee))
         free = self._free(requests)
         queue, unread = self._scheduler.queue, batch.context.unread
@@ -442,4 +446,4 @@ class EngineRun(Iterator[StepOutput]):
             )
         if self.engine.room.most is not None:
             shape = self.engine.room.fitting(shape)
-        return clip_shape(shape, requests)
+        return clip_shape(shape, requests) if limited else shape

@@ -227,7 +227,6 @@ class GraphSet:
 
     @property
     def graphs(self) -> int:
-        """How many there are."""
         return sum(len(image.graphs) for image in self.images.values())
 
     @property

@@ -94,7 +94,7 @@ class StepOutput:
 
 @dataclass
 class InFlightOutput:
-    """A block on its way to the host."""
+    """A block on its way to the host: `send` it, unless it is there, and `read` it later."""
 
     block: StepTensors
     draft: Draft
@@ -104,12 +104,13 @@ class InFlightOutput:
     wanted: list[Logprobs | None]  #: by row
     logprobs: dict[Logprobs, StepLogprobs] = field(default_factory=dict)  #: what rows ask for
     seconds: float = 0.0  #: what the step took of the host
-    _block: list[torch.Tensor] = field(init=False, default_factory=list)
-    _trace: list[torch.Tensor] = field(init=False, default_factory=list)
+    event: Any = None  #: behind the copies
+    _block: Sequence[torch.Tensor] = ()
+    _trace: Sequence[torch.Tensor] = ()
 
-    def __post_init__(self) -> None:
+    def send(self) -> None:
+        """Begin to copy the block, what was drafted and log-probabilities, if they are wanted."""
         b = self.block
-        self.event: Any = None
         parts: list[torch.Tensor] = []
         if b.lists is None:
             with torch.inference_mode():
@@ -133,9 +134,7 @@ class InFlightOutput:
         self._trace = parts
 
     def read(self) -> StepLists:
-        """The block on the host, once it has arrived."""
-        if self.block.lists is not None:
-            return self.block.lists
+        """The block that was sent, once it has arrived."""
         if self.event is not None:
             self.event.synchronize()
         tokens, counts, overlap = self._block
@@ -221,11 +220,7 @@ class RequestState:
     poisoned: bool = False  #: NaN or +inf came out of its row: its cache may hold some
     started: float = 0.0  #: when it got its row
     watched_V: Tensor | None = None  #: logits behind the watched place of its prompt
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return self.reason is not None
+    over: bool = False  #: whether nothing more will come
 
     def watch(self, watched_BV: Tensor, row: int) -> None:
         """Its prompt has been read in this row of a group."""
@@ -235,7 +230,7 @@ class RequestState:
     def move(self, phase: RequestStatus, reason: str | None = None) -> None:
         """Go on to another phase, one that may follow."""
         assert phase in NEXT[self.phase], f"{self.phase.name} -> {phase.name}"
-        self.phase, self.reason = phase, reason
+        self.phase, self.reason, self.over = phase, reason, reason is not None
 
 
 @dataclass
@@ -341,7 +336,7 @@ class RequestTable:
 
     def record(self, output: InFlightOutput) -> list[StepOutput]:
         """Read what a step emitted, count it for its requests, and make it ready."""
-        block, blocks = output.read(), []
+        block, blocks = output.block.lists or output.read(), []
         for at, number in enumerate(output.requests):
             entry = self.entries[number]
             fault = block.reason[at] == FAULT
@@ -414,9 +409,12 @@ class OutputProcessor:
                 logprobs[asked] = gather_logprobs(made.scores, made.verdict, made.block, asked)
             wanted.append(asked)
             traced.append(self.trace or request.trace)
-        return InFlightOutput(
+        output = InFlightOutput(
             made.block, made.draft, made.verdict, list(numbers), traced, wanted, logprobs
         )
+        if output.block.lists is None or logprobs or any(traced):
+            output.send()
+        return output
 
     def process(self, output: InFlightOutput, seconds: float) -> list[ReadOutput]:
         """A step is done, in so many seconds: read it, or the one before it while it is running."""

@@ -100,8 +100,15 @@ class Request:
     num_speculative_tokens: int | None = None
     #: how many of the prompt's last tokens are its answer's already: a text that another run began
     written: int = 0
+    #: of the inputs: images and sound of its prompt, or what an encoder reads
+    media: MultiModalInputs | None = field(init=False, repr=False, compare=False, default=None)
+    source: Inputs | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
+        if isinstance(self.inputs, MultiModalInputs):
+            object.__setattr__(self, "media", self.inputs)
+        elif isinstance(self.inputs, Inputs):
+            object.__setattr__(self, "source", self.inputs)
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
         object.__setattr__(self, "reference", tuple(token_ids(self.reference)))
         for name, kind in (("sampling", SamplingParams), ("limits", StopConditions)):
@@ -133,16 +140,6 @@ class Request:
     def asked(self) -> Sequence[int]:
         """The prompt without what is the answer's."""
         return self.prompt[: len(self.prompt) - self.written]
-
-    @property
-    def media(self) -> MultiModalInputs | None:
-        """Images or sound of its prompt, if there are some."""
-        return self.inputs if isinstance(self.inputs, MultiModalInputs) else None
-
-    @property
-    def source(self) -> Inputs | None:
-        """What an encoder reads for it, if one does."""
-        return self.inputs if isinstance(self.inputs, Inputs) else None
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -321,18 +318,6 @@ def _check_media(request: Request, number: int, target: LanguageModel) -> None:
     load_checks.media(target, request.asked, inputs)
 
 
-def check_fit(request: Request, number: int, context: int, max_nodes: int, capacity: int) -> None:
-    """Refuse a request that has no room in a row of `capacity` slots: CapacityError."""
-    limit, _ = request.end(context)
-    if limit + max_nodes > capacity:
-        size = len(request.prompt)
-        raise CapacityError(
-            f"prompt {number} needs {size} tokens + budget {limit - size} + "
-            f"{max_nodes} tree nodes, but capacity={capacity}; "
-            "raise capacity or lower max_new_tokens"
-        )
-
-
 def clip_shape(shape: DraftShape, requests: Sequence[Request]) -> DraftShape:
     """The shape, with no row's draft deeper than its own request allows.
 
@@ -341,8 +326,6 @@ def clip_shape(shape: DraftShape, requests: Sequence[Request]) -> DraftShape:
     ([4, 2], None)
     """
     most = [request.num_speculative_tokens for request in requests]
-    if most.count(None) == len(most):
-        return shape
     if all(depth is None or depth >= shape.max_depth for depth in most):
         return shape
     if not any(depth is None or depth > 0 for depth in most):

@@ -88,8 +88,10 @@ class Scheduler:
 
     def leave(self) -> None:
         """Rows that are over leave: rows from the end move into their places."""
-        rows, entries = self.queue.rows, self.table.entries
-        over = [row for row, number in enumerate(rows) if entries[number].over]
+        rows, entries, over = self.queue.rows, self.table.entries, []
+        for row, number in enumerate(rows):
+            if entries[number].over:
+                over.append(row)
         if not over:
             return
         batch, left = self.batch, len(rows) - len(over)
@@ -129,8 +131,10 @@ class Scheduler:
             assert self._prefill is not None
             numbers, prefill = self._prefill
             before = prefill.read
-            entries = self.table.entries
-            alive = [at for at, number in enumerate(numbers) if not entries[number].over]
+            entries, alive = self.table.entries, []
+            for at, number in enumerate(numbers):
+                if not entries[number].over:
+                    alive.append(at)
             try:
                 newcomers = prefill.step(left) if alive else None
             except PromptError as error:  # images that do not fit the prompt: its own, no other's
@@ -163,35 +167,40 @@ class Scheduler:
 
     def _call(self, free: Free | None) -> bool:
         """Begin to read the next in the queue, with those behind it who fit and are as long."""
-        queue = self.queue
-        ahead = list(islice(queue.waiting, queue.max_num_seqs - len(queue.rows)))  # who get a row
+        queue, entries = self.queue, self.table.entries
+        ahead: list[int] = []  # who get a row
+        prompts: list[tuple[int, ...]] = []
+        for number in islice(queue.waiting, queue.max_num_seqs - len(queue.rows)):
+            request = entries[number].request
+            if request.media is not None and ahead:  # who has images is read alone
+                break
+            ahead.append(number)
+            prompts.append(request.key)
+            if request.media is not None:
+                break
         if not ahead:
             return False
-        prompts: list[tuple[int, ...]] = []
-        for request in self.requests(ahead):
-            alone = request.media is not None  # who has images is read so
-            if alone and prompts:
-                break
-            prompts.append(request.key)
-            if alone:
-                break
-        ahead = ahead[: len(prompts)]
         some: Sequence[int] = range(len(ahead))
+        lengths = list(map(len, prompts))
         if self.prefixes is not None:
             names = [request.lora_name for request in self.requests(ahead)]
             some = self.prefixes.together(self.target, prompts, names)
-        group = next(sorted(g) for g in groups([len(prompts[at]) for at in some]) if 0 in g)
-        numbers = [ahead[some[at]] for at in group]
-        requests = self.requests(numbers)
-        later = self._later(requests, free)
-        waiting = [prompts[at] for at, number in enumerate(ahead) if number not in numbers]
+            lengths = [lengths[at] for at in some]
+        numbers, requests, others = [], [], dict(zip(ahead, prompts, strict=True))
+        for group in groups(lengths):
+            for at in sorted(group) if 0 in group else ():
+                number = ahead[some[at]]
+                numbers.append(number)
+                requests.append(entries[number].request)
+                del others[number]
+        later, waiting = self._later(requests, free), list(others.values())
         prefill = Prefill(
             self.target, self.drafter, requests, self.capacity, self.prefixes, later, waiting
         )
         self._prefill = numbers, prefill
         for number in numbers:
-            self.queue.waiting.remove(number)
-            entry = self.table.entries[number]
+            queue.waiting.remove(number)
+            entry = entries[number]
             entry.move(RequestStatus.PREFILLING)
             entry.stats.cached_tokens = prefill.copied
         return True
@@ -200,7 +209,9 @@ class Scheduler:
         """The batch with the length that no row exceeds: blocks that are unread count in full, as
         `most` tokens. And with the one that all rows have: these do not count."""
         assert self.batch is not None
-        lengths = [self.table.entries[number].length for number in self.rows]
+        lengths = []
+        for number in self.rows:
+            lengths.append(self.table.entries[number].length)
         bound = min(max(lengths) + in_flight * most, self.capacity - most)
         unread = min(self.batch.context.unread, bound)  # longer rows may have left
         context = self.batch.context._replace(bound=bound, unread=unread, least=min(lengths))
@@ -214,11 +225,11 @@ class Scheduler:
         """
         if free is None or self.drafter.aux_layers:
             return False
-        if not free([*newcomers, *self.requests(self.rows)]):
+        if not self.rows:  # what is kept of other prompts is copied now or never
+            return self.prefixes is None and free(newcomers)
+        if self.batch is None or self.batch.context.unread < RESTS:
             return False
-        if not self.rows:
-            return self.prefixes is None  # what is kept of other prompts is copied now or never
-        return self.batch is not None and self.batch.context.unread >= RESTS
+        return free([*newcomers, *self.requests(self.rows)])
 
     def _join(self, numbers: list[int], newcomers: Batch) -> None:
         """Join behind those who run: the newcomers' slots are copied, nobody else's."""

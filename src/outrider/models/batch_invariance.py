@@ -105,18 +105,15 @@ class BatchInvariance(NamedTuple):
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots."""
-        slots = max(slots, 1)
+        wide = max(slots, 1)
         if self.skipped is None:
-            return -(-slots // UNIT) * UNIT
-        wide = _step(slots)
-        while wide in self.skipped:
-            wide = _step(wide + 1)
-        return wide
-
-
-def _step(slots: int) -> int:
-    unit = LADDER[bisect_left(_BOUNDS, slots)][1]
-    return -(-slots // unit) * unit
+            return -(-wide // UNIT) * UNIT
+        while True:
+            unit = LADDER[bisect_left(_BOUNDS, wide)][1]
+            wide = -(-wide // unit) * unit
+            if wide not in self.skipped:
+                return wide
+            wide += 1
 
 
 def applies_to(dtype: torch.dtype, device: torch.device) -> bool:
@@ -177,10 +174,10 @@ def _odd_widths(
     attend: Attend, rows: PaddingPolicy, heads: int, size: int, dtype: torch.dtype
 ) -> tuple[int, ...]:
     """Widths that differ from most, for rows that see no more than the narrower of them."""
-    widths, wide = [], 0
-    while wide < _FARTHEST:
-        wide = _step(wide + 1)
-        widths.append(wide)
+    widths, every = [0], BatchInvariance(skipped=())
+    while widths[-1] < _FARTHEST:
+        widths.append(every.width(widths[-1] + 1))
+    del widths[0]
     odd: set[int] = set()
     reference = 0
     for seen in sorted({*_SEEN, *(wide - _SHORT for wide in widths)}):

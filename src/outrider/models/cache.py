@@ -10,6 +10,7 @@ of its models can write here; nothing else of transformers is used.
 import math
 import weakref
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, Self
 
 import torch
@@ -153,7 +154,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         #: keeping, and None whenever they lie elsewhere.
         self.planes: tuple[Tensor, Tensor] | None = None
         self._positions_BS: Tensor | None = None
-        super().__init__(layers=[SlotLayer(self, i) for i in range(layers)])
+        super().__init__(layers=list(map(SlotLayer, repeat(self, layers), self.numbers)))
 
     def allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Zeroed buffers for a layer with entries like these."""

@@ -145,7 +145,8 @@ class LlamaRunner(LeanRunner):
             x, kept = self.whole(call, cache, state.contiguous(), last, aux_layers)
         kept[-1] = x
         few = slice(-x.shape[1], None)
-        return Output(self._head(x), tuple(kept[layer][:, few] for layer in aux_layers))
+        states = tuple(kept[layer][:, few] for layer in aux_layers) if aux_layers else ()
+        return Output(self._head(x), states)
 
     def _one_by_one(
         self,

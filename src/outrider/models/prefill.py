@@ -115,9 +115,10 @@ def ingest(
         return _skimmed(model, cache, tokens_BL, count, settled_B, start, aux_layers)
     states: list[tuple[Tensor, ...]] = []
     lines = {} if known is None else known.stops(model, cache, start)
-    cuts = {*range(start + CHUNK, count, CHUNK), *(line for line in lines if line < count), count}
     first = start
-    for stop in sorted(cuts) if count > start else ():
+    for stop in sorted({*range(start + CHUNK, count, CHUNK), *lines, count}):
+        if not first < stop <= count:
+            break
         at = torch.arange(first, stop, device=device)[None].expand(rows, -1)
         wide = width(model, stop, 0, cache.capacity)
         nodes = causal(tokens_BL[:, first:stop], at, wide, settled_B)

@@ -140,10 +140,11 @@ def chosen(device: torch.device) -> str:
 def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     """The code of the backend in charge for these inputs, or None where the reference runs.
 
-    The first input says on which device. `insist`: an explicit choice that cannot take the inputs
-    is an error.
+    The first input, or the first tensor of it, says on which device. `insist`: an explicit choice
+    that cannot take the inputs is an error.
     """
-    device = inputs[0].device
+    first = inputs[0]
+    device = (first if isinstance(first, Tensor) else first[0]).device
     asked = _override.get() or _ENVIRONMENT
     name = asked or _automatic(device.type)
     if name == "reference":

@@ -115,7 +115,6 @@ class DensityLaws:
         return len(self.laws)
 
     def law(self, number: int) -> Density:
-        """One of them."""
         return self.laws[number]
 
     def take(self, numbers: Sequence[int]) -> "DensityLaws":

@@ -43,7 +43,6 @@ class Proposal:
 
     @property
     def rows(self) -> int:
-        """B."""
         return len(self.states)
 
 

@@ -287,7 +287,7 @@ def verbs_read_no_device_value(case: Case) -> None:
         scores = step.score(model, state, draft, aux_layers=drafter.aux_layers)
         verdicts = [_verdict(rule, state, draft, scores) for rule in rules]
         state, block = step.commit(model, drafter, state, draft, scores, verdicts[0])
-        lies = {draft.device, block.tokens_BT.device, state.context.length_B.device}
+        lies = {draft.tokens_BN.device, block.tokens_BT.device, state.context.length_B.device}
         expect(lies == {torch.device("meta")}, f"tensors left the model's device: {lies}")
 
 
@@ -297,8 +297,8 @@ def _verdict(rule: Verifier, state: Batch, draft: Draft, scores: Scores) -> Verd
         verdict = step.verify(rule, state, draft, scores)
     except Exception as error:
         raise AssertionError(f"rule {rule.name}: {type(error).__name__}: {error}") from error
-    lies = {table.device for table in (verdict.count_B, verdict.path_BD, verdict.next_B)}
-    expect(lies == {draft.device}, f"rule {rule.name}: its verdict left the device: {lies}")
+    left = {table.device for table in (verdict.count_B, verdict.path_BD, verdict.next_B)}
+    expect(left == {draft.tokens_BN.device}, f"rule {rule.name}: its verdict is on {left}")
     return verdict
 
 

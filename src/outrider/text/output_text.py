@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -227,8 +228,10 @@ class Detokenizer:
     ) -> None:
         if not all(stop_strings):
             raise ConfigurationError("a stop string is empty; got ''; remove it")
-        self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
-        self._special, self._behind = special, behind
+        self.stop_strings, self._behind = tuple(stop_strings), behind
+        self._text = partial(
+            tokenizer.decode, skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
         self.ids: list[int] = list(prompt[-_TAIL:])
         self.text = ""
         self.stopped_at: int | None = None  #: number of tokens that completed a stop string
@@ -253,7 +256,8 @@ class Detokenizer:
             if self.stop_strings and self._cut_at_stop_string(before):
                 break
         sure = not self.stop_strings or self.stopped_at is not None
-        return self._tell(0 if sure else self._begun())
+        told, self._told = self._told, len(self.text) - (0 if sure else self._begun())
+        return self.text[told : self._told]
 
     def finish(self) -> str:
         """What was held back; nothing the second time."""
@@ -261,23 +265,14 @@ class Detokenizer:
         rest = whole[self._had(whole) :]
         self._prefix, self._read, self._known = len(self.ids), len(self.ids), ("",)
         self.text += rest if self.stopped_at is None else ""
-        return self._tell(0)
-
-    def _tell(self, held: int) -> str:
-        new = self.text[self._told : len(self.text) - held]
-        self._told += len(new)
-        return new
+        told, self._told = self._told, len(self.text)
+        return self.text[told:]
 
     def _begun(self) -> int:
         """Length of the longest end of the text with which a stop string begins."""
         sizes = range(min(self._tail - 1, len(self.text)), 0, -1)
         ends = (n for n in sizes if any(s.startswith(self.text[-n:]) for s in self.stop_strings))
         return next(ends, 0)
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=not self._special, clean_up_tokenization_spaces=False
-        )
 
     def _decode(self) -> None:
         """What is certain of the text now: a character that later tokens complete is not."""

@@ -102,15 +102,15 @@ def _no_prompt(what: str, given: object) -> PromptError:
 
 def encode(tokenizer: Tokenizer | None, prompt: object, number: int = 0) -> list[int]:
     """Token ids of a prompt; ids pass through, messages go through the chat template."""
-    prompt = arguments.plain(prompt)
-    if not isinstance(prompt, (Sequence, arguments.Listable)):
-        raise _no_prompt(f"prompt {number}", prompt)
-    if isinstance(prompt, (bytes, bytearray)):
-        raise _no_prompt(f"prompt {number}", prompt)
-    if is_chat(prompt):
-        return chat(tokenizer, prompt, number)
     if not isinstance(prompt, str):
-        return token_ids(prompt, number)
+        prompt = arguments.plain(prompt)
+        listed = isinstance(prompt, (Sequence, arguments.Listable))
+        if not listed or isinstance(prompt, (bytes, bytearray)):
+            raise _no_prompt(f"prompt {number}", prompt)
+        if is_chat(prompt):
+            return chat(tokenizer, prompt, number)
+        if not isinstance(prompt, str):
+            return token_ids(prompt, number)
     if not prompt:
         raise PromptError(
             f"prompt {number} is empty; got ''; give at least one character, or the ids of the BOS "
@@ -197,15 +197,12 @@ class EncodedPrompts(NamedTuple):
 
     def repeated(self, copies: int) -> "EncodedPrompts":
         """Each so many times, one after another."""
-        prompts, inputs, references = self
-        return EncodedPrompts(
-            _times(prompts, copies),
-            None if inputs is None else _times(list(inputs), copies),
-            _times(references, copies),
-        )
+        prompts, given, references = self
+        inputs = None if given is None else _times(given, copies)
+        return EncodedPrompts(_times(prompts, copies), inputs, _times(references, copies))
 
 
-def _times(part: list[T], copies: int) -> list[T]:
+def _times(part: Sequence[T], copies: int) -> list[T]:
     return [one for one in part for _ in range(copies)]
 
 
@@ -218,6 +215,7 @@ class PromptEncoder:
     opening: DecoderPrompt | None
     eos_ids: Sequence[int]
     media: MediaProcessor | None = None  #: of a model whose prompts may hold images or sound
+    drafter: Drafter | None = None  #: what is to copy from references
 
     def read(
         self, prompts: object, begun: object = None, reference: object = None
@@ -228,18 +226,25 @@ class PromptEncoder:
 
         Raises PromptError for what is no prompt, ConfigurationError for what this model cannot use.
         """
+        given: Sequence[Inputs | MultiModalInputs | None] | None
         if self.target.reads == "text":
-            return self._of_texts(prompts, begun, reference)
-        several = (list, tuple, Inputs, Tensor, np.ndarray)
-        seen = self.media is not None and not self.media.recordings_alone
-        one_image = seen and not isinstance(prompts, several)
-        batch = [prompts] if one_image else sources(prompts)
-        inputs = [self._source(source, number) for number, source in enumerate(batch)]
-        answers = _each("decoder_prompts", begun, len(batch))
-        started = [self._started(answer, number) for number, answer in enumerate(answers)]
-        return EncodedPrompts(started, inputs, self._references(reference, len(batch)))
+            ids, given = self._of_texts(prompts, begun)
+        else:
+            several = (list, tuple, Inputs, Tensor, np.ndarray)
+            seen = self.media is not None and not self.media.recordings_alone
+            one_image = seen and not isinstance(prompts, several)
+            batch = [prompts] if one_image else sources(prompts)
+            given = [self._source(source, number) for number, source in enumerate(batch)]
+            answers = _each("decoder_prompts", begun, len(batch))
+            ids = [self._started(answer, number) for number, answer in enumerate(answers)]
+        copied: list[list[int]] = [[]] * len(ids)
+        if reference is not None:
+            copied = self._references(reference, len(ids))
+        return EncodedPrompts(ids, given, copied)
 
-    def _of_texts(self, prompts: object, begun: object, reference: object) -> EncodedPrompts:
+    def _of_texts(
+        self, prompts: object, begun: object
+    ) -> tuple[list[list[int]], list[MultiModalInputs | None] | None]:
         """For a model that goes on from its prompt."""
         if begun is not None:
             raise ConfigurationError(
@@ -248,7 +253,8 @@ class PromptEncoder:
             )
         ids, media, seen = [], [], False
         for number, one in enumerate(sources(prompts)):
-            if isinstance(one, Inputs) or (is_features(one) and one.ndim > 1):
+            array = not isinstance(one, str) and is_features(one) and one.ndim > 1
+            if array or isinstance(one, Inputs):
                 raise ConfigurationError(
                     "the model reads text alone; got features; give text or token ids, or load a "
                     "model that reads audio or pixels"
@@ -257,7 +263,7 @@ class PromptEncoder:
             ids.append(tokens)
             media.append(inputs)
             seen = seen or inputs is not None
-        return EncodedPrompts(ids, media if seen else None, self._references(reference, len(ids)))
+        return ids, media if seen else None
 
     def _prompt(self, prompt: object, number: int) -> tuple[list[int], MultiModalInputs | None]:
         """Token ids of a prompt, and its images or sound."""
@@ -357,8 +363,8 @@ class PromptEncoder:
 
     def _references(self, given: object, rows: int) -> list[list[int]]:
         """Tokens to copy from. A text that is copied to its end is over there."""
-        if given is None:
-            return [[] for _ in range(rows)]
+        if self.drafter is not None:
+            refuse_useless(self.drafter)
         references = []
         for number, one in enumerate(_each("reference", given, rows)):
             ids = [] if one is None or one == "" else self.answer_ids(one, number)

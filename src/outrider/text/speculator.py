@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider import arguments, verifiers
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request, StopConditions, broadcast_setting
+from outrider.engine.request import Logprobs, Request, StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import RequestStats, Stats
@@ -33,7 +33,6 @@ from outrider.text.prompts import (
     Text,
     adapter_names,
     refuse_unknown,
-    refuse_useless,
 )
 from outrider.types import Drafter, Inputs, Verifier
 
@@ -56,13 +55,7 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.02, torc
 
 
 def beamed(
-    engine: Engine,
-    tokenizer: Any,
-    asked: EncodedPrompts,
-    settings: Sequence[SamplingParams],
-    limits: Sequence[StopConditions],
-    beams: "Beams",
-    adapters: Sequence[str | None],
+    engine: Engine, tokenizer: Any, requests: Sequence[Request], beams: "Beams"
 ) -> Generation:
     """The best `num_return_sequences` beams of each prompt, one prompt after another.
 
@@ -70,9 +63,6 @@ def beamed(
     """
     from outrider.engine.beam_search.search import search
 
-    given: Sequence[Any] = asked.inputs or [None] * len(asked.prompts)
-    every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
-    requests = [Request(*row, lora_name=to) for row, to in zip(every, adapters, strict=True)]
     most = engine.drafter.shapes[0].max_depth
     with engine.paces.lent(most, beams.num_beams, len(requests)) as pace:
         found = search(engine.target, engine.drafter, requests, beams, pace=pace)
@@ -190,6 +180,10 @@ class Speculator:
         self.defaults = defaults  #: of the generation configuration, for decoder-only models
         self.hearing = hearing  #: what transcription needs besides, for speech-to-text models
         self.media = media  #: what reads images and sound of prompts, for models that do
+        #: what turns prompts into what the engine takes
+        self.prompt_encoder = PromptEncoder(
+            engine.target, tokenizer, opening, self.eos_ids, media, engine.drafter
+        )
 
     @property
     def rules(self) -> SamplingParams:
@@ -236,9 +230,9 @@ class Speculator:
         >>> speculator.generate("teh cat", SamplingParams(0)).texts  # doctest: +SKIP
         ['the cat']
         """
-        refuse_unknown(options, _KNOWN, _PARTS)
         beams = options.pop("beams", None)
         if beams is not None:
+            refuse_unknown(options, _KNOWN, _PARTS)
             return self._beamed(beams, prompts, sampling, stop, options)
         stream = self.stream(prompts, sampling, stop, **options)
         stream.drain()
@@ -266,7 +260,7 @@ class Speculator:
         if beams is not None:
             what = "left out of a stream: they are known when their search ends"
             arguments.refuse("beams", what, beams, "use generate")
-        asked = self._asked(prompts, decoder_prompts, reference)
+        asked = self.prompt_encoder.read(prompts, decoder_prompts, reference)
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         usual = SamplingParams(**self.defaults.sampling)
         settings = broadcast_setting("sampling", sampling, usual, len(asked.prompts))
@@ -280,24 +274,35 @@ class Speculator:
             adapters = [name for name in adapters for _ in range(copies)]
             settings = [_reseeded(s, copy) for s in settings for copy in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
-        ends = {s: StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in set(stops)}
-        run = self.engine.run(
-            asked.prompts,
-            self._ruled(settings, asked.prompts, rules),
-            [ends[s] for s in stops],
-            inputs=asked.inputs,
-            references=asked.references,
-            adapters=adapters,
-            capacity=capacity,
-            trace=trace,
-            logprobs=logprobs,
-        )
-        # behind the engine's checks: a tokenizer decodes no id that is outside its vocabulary
-        answers = [
-            IncrementalText(self.tokenizer, s, ids, ends[s].stop_ids)
-            for s, ids in zip(stops, asked.prompts, strict=True)
-        ]
+        settings = self._ruled(settings, asked.prompts, rules)
+        told = Logprobs() if logprobs else None
+        requests = self._requests(asked, settings, stops, adapters, told)
+        run = self.engine.decode(requests, capacity=capacity, trace=trace)
+        answers = []  # behind the engine's checks: no tokenizer decodes an id that it does not have
+        for request, ends in zip(requests, stops, strict=True):
+            stop_tokens = request.limits.stop_ids
+            answers.append(IncrementalText(self.tokenizer, ends, request.prompt, stop_tokens))
         return Stream(run, answers)
+
+    def _requests(
+        self,
+        asked: EncodedPrompts,
+        settings: Sequence[SamplingParams],
+        stops: Sequence[Stop],
+        adapters: Sequence[str | None],
+        logprobs: Logprobs | None = None,
+    ) -> list[Request]:
+        """What is asked, as the engine takes it."""
+        target, ends, requests = self.engine.target, dict[Stop, StopConditions](), []
+        inputs = asked.inputs or [None] * len(stops)
+        every = zip(asked.prompts, settings, stops, inputs, asked.references, adapters, strict=True)
+        for prompt, sampling, stop, source, reference, name in every:
+            if stop not in ends:
+                ids = stop_ids(stop, self.tokenizer, self.eos_ids, target.vocab_size)
+                ends[stop] = StopConditions(stop.max_new_tokens, ids)
+            given = prompt, sampling, ends[stop], source, reference
+            requests.append(Request(*given, logprobs=logprobs, lora_name=name))
+        return requests
 
     def _beamed(
         self, beams: "Beams", prompts: object, sampling: Any, stop: Any, options: GenerateOptions
@@ -307,25 +312,16 @@ class Speculator:
 
         if not isinstance(beams, Beams):
             arguments.refuse("beams", "a Beams", beams, "write beams=outrider.Beams(5)")
-        asked = self._asked(
-            prompts, options.pop("decoder_prompts", None), options.pop("reference", None)
-        )
+        begun, reference = options.pop("decoder_prompts", None), options.pop("reference", None)
+        asked = self.prompt_encoder.read(prompts, begun, reference)
         rules = options.pop("rules", None)
         adapters = adapter_names(options.pop("lora_request", None), len(asked.prompts))
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         check(stops, {name: value for name, value in options.items() if value})
         settings = broadcast_setting("sampling", sampling, SamplingParams(0), len(asked.prompts))
-        limits = [StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in stops]
-        ruled = self._ruled(settings, asked.prompts, rules)
-        return beamed(self.engine, self.tokenizer, asked, ruled, limits, beams, adapters)
-
-    def _asked(self, prompts: object, begun: object, reference: object) -> EncodedPrompts:
-        """What is asked, as the engine takes it."""
-        if reference is not None:
-            refuse_useless(self.engine.drafter)
-        target, tokenizer, eos_ids = self.engine.target, self.tokenizer, self.eos_ids
-        reader = PromptEncoder(target, tokenizer, self.opening, eos_ids, self.media)
-        return reader.read(prompts, begun, reference)
+        settings = self._ruled(settings, asked.prompts, rules)
+        requests = self._requests(asked, settings, stops, adapters)
+        return beamed(self.engine, self.tokenizer, requests, beams)
 
     @overload
     def transcribe(self, audio: "Audio", **options: "Unpack[SpeechOptions]") -> "Transcript": ...
@@ -395,25 +391,19 @@ class Speculator:
     @property
     def sound_prompts(self) -> "TranscriptionPrompts | SourceTranscription | None":
         """How a model that hears and is no Whisper is asked for what is said; None for others."""
-        if self.hearing is not None or self.media is None:
+        media = self.media
+        if self.hearing is not None or media is None:
             return None
-        if self.media.recordings_alone:
-            return self._sound_source(self.media)
-        if not self.media.reads_sound:
+        if not (media.recordings_alone or media.reads_sound):
             return None
-        from outrider.text.sound_prompts import TranscriptionPrompts
+        from outrider.text.sound_prompts import SourceTranscription, TranscriptionPrompts
 
         name = "this model" if self.notes is None else str(self.notes.target)
-        return TranscriptionPrompts(name, self.media, self.tokenizer, self.eos_ids, self.defaults)
-
-    def _sound_source(self, media: "MediaProcessor") -> "SourceTranscription":
-        """Transcription by a model that hears a recording as its source."""
-        from outrider.text.sound_prompts import SourceTranscription
-
-        name = "this model" if self.notes is None else str(self.notes.target)
+        own = name, media, self.tokenizer, self.eos_ids, self.defaults
+        if not media.recordings_alone:
+            return TranscriptionPrompts(*own)
         begun = () if self.opening is None else (self.opening.start,)
-        own = self.tokenizer, self.eos_ids, self.defaults
-        return SourceTranscription(name, media, *own, begun)
+        return SourceTranscription(*own, begun)  # it hears a recording as its source
 
     def _ruled(
         self,
@@ -440,10 +430,6 @@ class Speculator:
             )
         each = zip(settings, prompts, strict=True)
         return [ruled(own, self.opening.rules(len(prompt))) for own, prompt in each]
-
-    def stop_ids(self, stop: Stop) -> tuple[int, ...]:
-        """Tokens that end a row: those asked for, or the model's own; and special stop strings."""
-        return stop_ids(stop, self.tokenizer, self.eos_ids, self.engine.target.vocab_size)
 
 
 def _reseeded(sampling: SamplingParams, copy: int) -> SamplingParams:

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -66,11 +65,6 @@ class Laws(NamedTuple):
     greedy: Greedy = "some"  #: host constant: which rows have inverse temperature +inf
     host: Host | None = None  #: what a draw on the host has computed of them; `_replace` drops it
 
-    @property
-    def device(self) -> torch.device:
-        """Where the laws lie."""
-        return self.logits_BRV.device
-
 
 class Tree(NamedTuple):
     """Topology of a draft. Parents precede children; levels are contiguous (BFS order)."""
@@ -111,11 +105,6 @@ class Draft(NamedTuple):
     #: most draws of a node in any draft of its drafter, where rows' trees differ: rules that test
     #: draws by their numbers count as in such a tree; 0: as in this one
     fan: int = 0
-
-    @property
-    def device(self) -> torch.device:
-        """Where the draft lies."""
-        return self.tokens_BN.device
 
 
 class Scores(NamedTuple):

@@ -196,7 +196,6 @@ class Encoded(NamedTuple):
         return Encoded(*(scatter_rows(m, into, t) for m, t in zip(self, other, strict=True)))
 
     def narrow(self, rows: int) -> "Encoded":
-        """The first rows."""
         return Encoded(*(table[:rows] for table in self))
 
 
@@ -226,7 +225,6 @@ class Inputs(NamedTuple):
         return Inputs(*(put_rows(m, into, t) for m, t in zip(self, other, strict=True)))
 
     def narrow(self, rows: int) -> "Inputs":
-        """The first rows."""
         return Inputs(*(first_rows(part, rows) for part in self))
 
 

@@ -48,7 +48,6 @@ class BlockVerifier:
     chain_only: ClassVar[bool] = True
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        """Path, count, next token and overlap."""
         line = chain.read(draft, scores)
         weight, passing, guess = _weights(line)
         position = torch.arange(passing.shape[1], device=passing.device)

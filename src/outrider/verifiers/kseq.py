@@ -80,7 +80,6 @@ class KSeq:
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        """Path, count, next token and overlap."""
         if chain.is_plain(draft):  # one draw at a node: g = 1
             return Rejection()(draft, scores, draws)
         return tree_walk.walk(verify, drawn_first(draft), scores, draws)

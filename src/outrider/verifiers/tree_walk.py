@@ -28,20 +28,16 @@ class AliasedVerifier(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """As the rule."""
         return self.rule.exact
 
     @property
     def chain_only(self) -> bool:
-        """As the rule."""
         return self.rule.chain_only
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        """As the rule."""
         return self.rule(draft, scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
-        """As the rule."""
         return self.rule.outcome(draft, scores)
 
 

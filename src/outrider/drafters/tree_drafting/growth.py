@@ -293,11 +293,9 @@ class OneModel:
 
     @property
     def capturable(self) -> bool:
-        """Whether its model is."""
         return capturable(self.model)
 
     def open(self, context: Context, capacity: int) -> Cache:
-        """The draft model's cache."""
         return open_cache(self.model, context, capacity)
 
     def commit(

@@ -41,14 +41,10 @@ class Layout(NamedTuple):
     levels: tuple[TreeLevel, ...]  #: every depth whose nodes are fed
     spans: tuple[int, ...]  #: spans[d]:spans[d + 1] are the nodes of depth d
     depth_N: Tensor
+    nodes: int  #: N, the pending token included
     most: int  #: most draws at one node
     tree: Tree | None = None  #: the topology, if the shape is fixed and all rows share it
     draws_1NK: Tensor | None = None  #: and the child that each draw leads to, -1 padded
-
-    @property
-    def nodes(self) -> int:
-        """N, the pending token included."""
-        return self.spans[-1]
 
 
 @lru_cache(maxsize=256)
@@ -59,14 +55,15 @@ def fixed(parents: tuple[int, ...], device: torch.device) -> Layout:
     [[[1, 2], [3, -1], [-1, -1], [-1, -1]]]
     """
     tree = from_parents(parents, device)
-    children: list[list[int]] = [[] for _ in parents]
-    ranks = [0] * len(parents)  # of each node among its siblings
+    children: list[list[int]] = [[]]
+    ranks = [0]  # of each node among its siblings
     for node, parent in enumerate(parents[1:], start=1):
-        ranks[node] = len(children[parent])
+        ranks.append(len(children[parent]))
         children[parent].append(node)
-    most = max(tree.max_draws, 1)
-    draws = [below + [-1] * (most - len(below)) for below in children]
-    levels = []
+        children.append([])
+    most, draws, levels = max(tree.max_draws, 1), [], []
+    for below in children:
+        draws.append(below + [-1] * (most - len(below)))
     for depth in range(tree.max_depth):
         start, stop, end = tree.levels[depth : depth + 3]
         fan = tuple(map(len, children[start:stop]))
@@ -77,6 +74,7 @@ def fixed(parents: tuple[int, ...], device: torch.device) -> Layout:
         tuple(levels),
         tree.levels,
         tree.depth_BN[0],
+        len(parents),
         most,
         tree,
         torch.tensor([draws], device=device),
@@ -99,7 +97,7 @@ def ragged(width: int, depth: int, device: torch.device, *, leaves: bool = True)
         for d, (start, stop, end) in enumerate(zip(spans[:depth], ends, ends[1:], strict=False))
     )
     at = [d for d in range(len(spans) - 1) for _ in range(spans[d], spans[d + 1])]
-    return Layout(levels, spans, torch.tensor(at, device=device), width)
+    return Layout(levels, spans, torch.tensor(at, device=device), spans[-1], width)
 
 
 @lru_cache(maxsize=256)
@@ -134,7 +132,6 @@ class Chains:
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """The longest first."""
         return of_levels(1, self.num_speculative_tokens)
 
 

@@ -9,7 +9,7 @@ largest rate is found by taking the best step for the rate so far (Dinkelbach 19
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, prod
-from operator import mul
+from operator import attrgetter, mul
 
 import torch
 
@@ -41,6 +41,7 @@ ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too 
 VAIN_LOOKS = 2  #: at a row alone, in a row, for a step of rest behind them
 LONGEST_REST = 5
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
+_LENGTH = attrgetter("length")
 
 
 class AdaptiveState:
@@ -141,12 +142,12 @@ class Adaptive:
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
         rows, state.rest = view.rows, 0
-        state.view, state.context = view, max(row.length for row in rows)
+        state.view, state.context = view, max(rows, key=_LENGTH).length
         if not state.drafts or (view.dropped and view.free):
             return PLAIN
         if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
             state.rows = {row.number: state.memory(row) for row in rows}
-        state.reading = state.costs.read_on(view.unread, len(rows))
+        state.reading = state.prices.read_on(view.unread, len(rows))
         if len(rows) == 1 and view.free and rows[0].foresee is not None and not state.reading:
             prices = state.prices.of(1, state.context, corrected=True)
             memory = state.memory(rows[0])
@@ -162,14 +163,15 @@ class Adaptive:
             if state.pause:
                 state.pause -= 1
                 return PLAIN
-        memories = [state.memory(row) for row in rows]
         levels: Sequence[float] = (LEVEL, LEVEL)
         if view.free:  # what a row shows is its own already: alone it is not told it once more
             levels = (state.pool if len(rows) > 1 else state.before).level.chances
-        gains = [
-            memory.gains(row, state.drafts, state.deepest, levels[memory.greedy])
-            for row, memory in zip(rows, memories, strict=True)
-        ]
+        memories, gains = [], []
+        for row in rows:
+            memory = state.memory(row)
+            memories.append(memory)
+            level = levels[memory.greedy]
+            gains.append(memory.gains(row, state.drafts, state.deepest, level))
         if not view.free:
             return _apart(state, memories, gains)
         best = _jointly(state, memories, gains)
@@ -215,8 +217,11 @@ class Adaptive:
             if block.finish_reason is not None:
                 del state.rows[block.row]
                 if view.free:
-                    wrote = {row.number: row.length - len(row.request.prompt) for row in view.rows}
-                    state.credit.lengths.append(wrote.get(block.row, 0) + len(block.token_ids))
+                    wrote = len(block.token_ids)
+                    for row in view.rows:
+                        if row.number == block.row:
+                            wrote += row.length - len(row.request.prompt)
+                    state.credit.lengths.append(wrote)
         if view.free and step.milliseconds is not None:
             prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state

@@ -8,7 +8,7 @@ from statistics import median
 
 from outrider.engine.speculation_policy.prices import StepPrices
 from outrider.engine.speculation_policy.protocol import PlannedRow
-from outrider.stats import BUCKETS, FORGET, AcceptanceStats, bucket, gains
+from outrider.stats import BUCKET_OF, BUCKETS, FORGET, LAST, AcceptanceStats
 from outrider.types import PLAIN, DraftShape
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth
@@ -178,13 +178,17 @@ class MatchStreaks:
         level = self._level.chance(level)
         rest = BASE * level * (1 - level)
         level *= BASE
-        parts = zip(self._kept, self._seen, RISE, strict=True)
-        chances = [(kept + level + rest * rise) / seen for kept, seen, rise in parts]
-        return gains(chances, streak, most)
+        expected, survives, found = 0.0, 1.0, [0.0]
+        for length in range(streak, streak + most):
+            at = BUCKET_OF[min(length, LAST)]
+            survives *= (self._kept[at] + level + rest * RISE[at]) / self._seen[at]
+            expected += survives
+            found.append(expected)
+        return found
 
     def saw(self, streak: int, kept: bool) -> None:
         """A token behind such a streak was verified."""
-        at = bucket(streak)
+        at = BUCKET_OF[min(streak, LAST)]
         self._level.saw(kept)
         self._kept[at] = self._kept[at] * FORGET + kept
         self._seen[at] = (self._seen[at] - BASE) * FORGET + 1 + BASE
@@ -274,8 +278,10 @@ class RowMemory:
             last, holds = len(told) - 1, self.brought / self.expected
             return [min(holds * told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
         by_depth = self.streaks.gains(self.streak, min(deepest, room), level)
-        last = len(by_depth) - 1
-        return [by_depth[min(shape.max_depth, last)] for shape in drafts]
+        last, found = len(by_depth) - 1, []
+        for shape in drafts:
+            found.append(by_depth[min(shape.max_depth, last)])
+        return found
 
     def worth(self, row: PlannedRow, drafts: Sequence[DraftShape], prices: StepPrices) -> int:
         """Of drafts that are foreseen for a row alone the one that is worth most, -1 for none.

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from math import exp, log
+from math import exp, inf, log
 from operator import mul
 from statistics import median
 from typing import NamedTuple, TypeAlias
@@ -78,11 +78,14 @@ class CostModel:
                 about = rows.bit_length()
                 factors = [self._factor.get((about, nodes), 1.0) for nodes in self._nodes]
                 steps = list(map(mul, steps, factors))
-            plain = steps[0]
-            more = tuple([step - plain for step in steps[1:]])
-            each = zip(self._nodes, self._nodes[1:], (0.0, *more), more, strict=False)
-            slopes = [(more - less) / max(high - low, 1) for low, high, less, more in each]
-            found = self._known[key] = StepPrices(plain, more, max(min(slopes, default=0.0), 0.0))
+            plain, more = steps[0], []
+            low, less, least = 1, 0.0, inf  # what a node costs at least
+            for high, step in zip(self._nodes[1:], steps[1:], strict=True):
+                more.append(step - plain)
+                least = min(least, (more[-1] - less) / max(high - low, 1))
+                low, less = high, more[-1]
+            node = max(least, 0.0) if more else 0.0
+            found = self._known[key] = StepPrices(plain, tuple(more), node)
         return found
 
     def step(self, nodes: int, rows: int, context: int, corrected: bool = False) -> float:
@@ -90,7 +93,23 @@ class CostModel:
         plain, more, _ = self.of(rows, context, corrected)
         if nodes == 1 or not more:
             return plain
+        if nodes in self._nodes:
+            return plain + more[self._nodes.index(nodes) - 1]
         return plain + between(self._nodes[1:], more, nodes)
+
+    def read_on(self, tokens: int, rows: int) -> float:
+        """What a draft model needs to read so many tokens of every row that it has not read.
+
+        >>> CostModel(Costs({}, {1: 0.1, 2: 0.2}), ()).read_on(10, 4)
+        4.0
+        """
+        reading = self.costs.reading
+        if not tokens or not reading:
+            return 0.0
+        nearest = rows
+        if rows not in reading:
+            nearest = min(reading, key=lambda known: (abs(known - rows), known))
+        return tokens * reading[nearest] * rows / nearest
 
     def _steps(self, rows: int, context: int) -> list[float]:
         """Milliseconds of a plain step and of every draft's, between measured contexts."""
@@ -101,8 +120,10 @@ class CostModel:
         while at + 1 < len(lines) and context >= lines[at + 1][0]:
             at += 1
         low, steps, slopes = lines[at]
-        beyond = max(context - low, 0)
-        return [step + slope * beyond for step, slope in zip(steps, slopes, strict=True)]
+        beyond, found = max(context - low, 0), []
+        for step, slope in zip(steps, slopes, strict=True):
+            found.append(step + slope * beyond)
+        return found
 
     def _measured(self, rows: int) -> list[_Line]:
         """From each measured context on: the steps there, and what they rise by with a token."""
@@ -135,11 +156,11 @@ class CostModel:
 
     def _correct(self) -> None:
         """Correct the table by what is known by now."""
-        factors = {
-            size: min(max(round(_likely(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
-            for size, times in self._by_size.items()
-            if len(times) >= ENOUGH
-        }
+        factors = {}
+        for size, times in self._by_size.items():
+            if len(times) >= ENOUGH:
+                factor = round(_likely(times) / GRAIN) * GRAIN
+                factors[size] = min(max(factor, 1 / BOUND), BOUND)
         if factors != self._factor:
             self._factor = factors
             self._known = {key: prices for key, prices in self._known.items() if not key[2]}

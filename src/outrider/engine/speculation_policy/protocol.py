@@ -103,13 +103,10 @@ class FixedLength:
         )
 
     def plan(self, state: DraftShape, view: BatchView) -> DraftShape:
-        """That shape."""
         return state
 
     def learn(self, state: DraftShape, step: StepReport) -> DraftShape:
-        """Nothing."""
         return state
 
     def report(self, state: DraftShape) -> PlanReport:
-        """Nothing."""
         return PlanReport()

@@ -115,11 +115,12 @@ class Library:
         """Load it. Raises OSError for what is no library, or another system's."""
         self.path, self.told = path, told
         self.loaded, self._texts = ctypes.CDLL(str(path)), texts
-        self._known: dict[tuple[str, tuple[type, ...]], Callable[..., int]] = {}
+        #: the functions so far, by name and what they take
+        self.known: dict[tuple[str, tuple[type, ...]], Callable[..., int]] = {}
 
     def function(self, name: str, types: tuple[type, ...]) -> Callable[..., int]:
         """The function of this name. Raises TypeError if it does not take these."""
-        known = self._known.get((name, types))
+        known = self.known.get((name, types))
         if known is None:
             takes = argument_types(name, self._texts)
             if takes != types:
@@ -130,7 +131,7 @@ class Library:
                 )
             found = self.loaded[name]
             found.argtypes = types
-            known = self._known[name, types] = found
+            known = self.known[name, types] = found
         return known
 
 
@@ -170,7 +171,9 @@ def library() -> Library:
 def optional(name: str, types: tuple[type, ...]) -> Callable[..., int] | None:
     """A function of the library, or None where there is none: see `unbuilt`."""
     found = _state.found or _found()
-    return None if isinstance(found, str) else found.function(name, types)
+    if isinstance(found, str):
+        return None
+    return found.known.get((name, types)) or found.function(name, types)
 
 
 def function(name: str, types: tuple[type, ...]) -> Callable[..., int]:

@@ -119,7 +119,9 @@ class KernelCall:
 
     def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """One call for the sum and its norm."""
-        self._check(state, more, weight)
+        for table in (state, weight, state if more is None else more):
+            if table.dtype != self.of.dtype:
+                raise self._of_another_kind(table)
         state = state.contiguous()
         normed = torch.empty_like(state)
         total, added = state, None
@@ -138,8 +140,10 @@ class KernelCall:
         shape = self.of.shape
         batch, queries, _ = qkv.shape
         keys, values = store.buffers(shape.kv_heads, shape.size, qkv)
-        self.lie(keys)
-        self._check(qkv)
+        self.sizes.there = keys.shape[2]
+        self.sizes.seat, self.sizes.head, *_ = keys.stride()
+        if qkv.dtype != self.of.dtype:
+            raise self._of_another_kind(qkv)
         if keys.dtype != qkv.dtype:
             raise TypeError(f"states in {qkv.dtype} over a cache of {keys.dtype}")
         out = qkv.new_empty(batch, queries, shape.heads * shape.size)
@@ -176,17 +180,14 @@ class KernelCall:
         rows, heads, _, size = keys.shape
         if self.sizes.B > rows or (heads, size) != (self.sizes.K, self.sizes.E):
             raise ValueError(f"{self.sizes.B} rows over a cache of {list(keys.shape)}")
-        self.lie(keys)
-        return addresses
-
-    def lie(self, keys: Tensor) -> None:
-        """Note how keys, and values like them, lie in the cache."""
         self.sizes.there = keys.shape[2]
         self.sizes.seat, self.sizes.head, *_ = keys.stride()
+        return addresses
 
     def gate(self, both: Tensor) -> Tensor:
         """One call for both."""
-        self._check(both)
+        if both.dtype != self.of.dtype:
+            raise self._of_another_kind(both)
         out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
         rows = both.numel() // both.shape[-1]
         self.of.gate(
@@ -194,8 +195,6 @@ class KernelCall:
         )
         return out
 
-    def _check(self, *tables: Tensor | None) -> None:
-        """Raise TypeError for numbers of another kind: they would be read as what they are not."""
-        for table in tables:
-            if table is not None and table.dtype != self.of.dtype:
-                raise TypeError(f"states in {self.of.dtype} are wanted; got {table.dtype}")
+    def _of_another_kind(self, table: Tensor) -> TypeError:
+        """The error for numbers that would be read as what they are not."""
+        return TypeError(f"states in {self.of.dtype} are wanted; got {table.dtype}")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outrider.ops.cpu import filters, host_tables
+from outrider.ops.cpu import host_tables, match
 from outrider.ops.cpu.host_tables import Array
 from outrider.ops.cpu.law_slices import weights_of
 from outrider.ops.reference import walking
@@ -49,7 +49,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
     offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
     offered = offered * (len(rows) // len(offered))  # a table may be shared
-    peaks = filters.peaks(scores.laws) if scores.dead_BN is None else None
+    peaks = match.peaks(scores.laws) if scores.dead_BN is None else None
     sound = peaks is not None and peaks.sound and draft.laws is None  # nearly always
     if not sound:
         tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
@@ -60,19 +60,25 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = StepLists([], [], [], counts, [], [], [])
     for b, row in enumerate(rows):
-        tokens = [drafted[b][max(node, 0)] for node in paths[b]] + following[b : b + 1]
+        tokens: list[int] = []
+        for node in paths[b]:
+            tokens.append(drafted[b][max(node, 0)])
+        tokens.append(following[b])
         tokens[counts[b]] = following[b]
         emitted, reason = _cut(row, tokens[: counts[b] + 1])
         running = row.reason == RUNNING
         if running and not sound and _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
             reason = FAULT
-        known = [share for share in shares[b] if share == share] if running else []
+        overlap, overlaps = 0.0, 0
+        for share in shares[b] if running else ():
+            if share == share:
+                overlap, overlaps = overlap + share, overlaps + 1
         block.tokens.append(tokens)
         block.emitted.append(emitted)
         block.reason.append(reason)
         block.drafted.append(offered[b] if running else 0)
-        block.overlap.append(float(sum(known)))
-        block.overlaps.append(len(known))
+        block.overlap.append(overlap)
+        block.overlaps.append(overlaps)
     emitted_B, reason_B, drafted_B, overlaps_B = host_tables.numbers(
         [block.emitted, block.reason, block.drafted, block.overlaps]
     ).unbind(0)
@@ -114,9 +120,7 @@ def _guesses(laws: Laws, rows: int) -> Array:
 
 def _largest(logits_BRV: torch.Tensor, dead_BR: torch.Tensor | None = None) -> Array:
     """The largest logit of every law, NaN if there is one; -inf where the law is `dead_BR`."""
-    logits = logits_BRV.detach()
-    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    highest: Array = wide.numpy().max(-1)
+    highest: Array = host_tables.native(logits_BRV).max(-1)
     if dead_BR is not None:
         highest = np.where(dead_BR.numpy(), -math.inf, highest)
     return highest

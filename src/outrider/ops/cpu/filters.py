@@ -6,147 +6,15 @@ A threshold on p is lowered until the tokens above it reach top_p; they alone ar
 laws of language models that is a few hundred tokens of the vocabulary. Ties at the floor stay in.
 """
 
-import ctypes
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.models.cpu_kernels import build
-from outrider.ops.cpu.host_tables import Array, per_thread
+from outrider.ops.cpu.host_tables import Array
 from outrider.ops.reference.probs import floors as reference_floors, least, partial, unscaled
 from outrider.row_params import SamplingRows
-from outrider.types import Laws
-from outrider.types.drafts import Host
-
-# The most probable tokens of laws on a CPU: two passes over each, and nothing is sorted whole.
-
-_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_LIKELY = (_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, _POINTER, _POINTER, _POINTER)
-_RACE = (_WHOLE, _POINTER, ctypes.c_float, _POINTER, _POINTER)
-MOST = 8  #: tokens of a law that are found in one pass
-
-
-class Peaks(NamedTuple):
-    """The likeliest tokens of each law, MOST at most and of equals the first, and their logits;
-    -1 and -inf behind them, and where a logit is NaN or +inf."""
-
-    tokens: list[list[int]]
-    logits: list[list[float]]
-    sound: bool  #: whether every law has one
-
-
-@dataclass
-class FoundOnce:
-    """What a step's target laws are asked for by the rule, what ends rows and the drafter: found in
-    one pass over the logits, when somebody asks first. A `Host`."""
-
-    peaks: Peaks | None = None
-    asked: bool = False  #: whether they were looked for
-
-    def stack(self, others: Sequence[Host]) -> Host:
-        """Nothing is to be known of laws put together."""
-        return FoundOnce(asked=True)
-
-
-def found_once(laws: Laws) -> Laws:
-    """As `outrider.ops.reference.draws.found_once`."""
-    if laws.logits_BRV.dtype is not torch.float32:
-        return laws
-    return laws._replace(host=FoundOnce())
-
-
-def peaks(laws: Laws) -> Peaks | None:
-    """The likeliest tokens, where a step finds them once; None: they are not looked for."""
-    once = laws.host
-    if not isinstance(once, FoundOnce):
-        return None
-    if not once.asked:
-        once.asked = True
-        rows = laws.logits_BRV.detach().numpy().reshape(-1, laws.logits_BRV.shape[-1])
-        tokens = _in_one_pass(rows, None, MOST, math.inf) if rows.size else None
-        if tokens is not None:
-            found = np.take_along_axis(rows, tokens, 1)
-            found[tokens < 0] = -np.inf
-            ids: list[list[int]] = tokens.tolist()
-            once.peaks = Peaks(ids, found.tolist(), min(ids)[0] >= 0)
-    return once.peaks
-
-
-def likely(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
-    """As `outrider.ops.reference.draws.likely`; of equals the first."""
-    batch, rows = laws.logits_BRV.shape[:2]
-    floors = [-math.inf] * (batch * rows)
-    if laws.floor_BR is not None:
-        floors = laws.floor_BR.ravel().tolist()
-    known = peaks(laws) if count <= MOST else None
-    if known is None or not known.sound:
-        return _searched(laws, count, gap, floors)
-    found = []
-    for tokens, logits, floor in zip(known.tokens, known.logits, floors, strict=True):
-        least, size = max(logits[0] - gap, floor), min(count, len(logits))
-        while tokens[size - 1] < 0 or logits[size - 1] < least:  # the best one never is
-            size -= 1
-        found.append(tokens[:size])
-    return [found[at : at + rows] for at in range(0, batch * rows, rows)]
-
-
-def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[list[list[int]]]:
-    """The same where nothing was found before."""
-    logits = laws.logits_BRV.detach()
-    native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    batch, rows, vocab = logits.shape
-    whole = native.numpy().reshape(-1, vocab)
-    limits = None if laws.floor_BR is None else laws.floor_BR.numpy().ravel()
-    at_once = _in_one_pass(whole, limits, count, gap)
-    if at_once is not None:
-        found = [[token for token in row if token >= 0] for row in at_once.tolist()]
-    else:
-        found = []
-        for z, floor in zip(whole, floors, strict=True):
-            index = np.flatnonzero(z >= max(z.max() - gap, floor))
-            found.append(index[np.argsort(-z[index], kind="stable")[:count]].tolist())
-    return [found[at : at + rows] for at in range(0, batch * rows, rows)]
-
-
-def _in_one_pass(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
-    """`likely` of rows [R, V] by the compiled loop, [R, count]; None: there is none."""
-    run = build.optional("outrider_likely", _LIKELY) if logits.dtype == np.float32 else None
-    if run is None:
-        return None
-    rows = np.ascontiguousarray(logits)
-    found = np.empty((len(rows), count), dtype=np.int64)
-    least = None if floors is None else np.ascontiguousarray(floors, dtype=np.float32)
-    run(
-        *rows.shape, count, gap, rows.ctypes.data,
-        None if least is None else least.ctypes.data, found.ctypes.data,
-    )  # fmt: skip
-    return found
-
-
-def contenders(logits: Array, inverse: float, key: int) -> Array | None:
-    """The tokens of a row that may win the race of a stream, in order; None: not looked for.
-
-    Few of them lose: what is then to be computed of the race is a hundredth.
-    """
-    run = build.optional("outrider_contenders", _RACE) if logits.dtype == np.float32 else None
-    if run is None:
-        return None
-    row = np.ascontiguousarray(logits)
-    found = _places(row.size)
-    name = ctypes.c_uint64(key)
-    count = run(row.size, row.ctypes.data, inverse, ctypes.addressof(name), found.ctypes.data)
-    return found[:count]
-
-
-@per_thread
-def _places(vocab: int) -> Array:
-    return np.empty(vocab, dtype=np.int64)
-
 
 _FIRST, _NEXT, _LAST = 1e-2, 3e-2, 1e-12
 

@@ -78,6 +78,14 @@ def shared(table: torch.Tensor, batch: int) -> list[list[list[int]]]:
     return lists * batch if len(lists) == 1 else lists
 
 
+def native(logits: torch.Tensor) -> Array:
+    """Logits as an array: where they lie in float32 and float64, else widened to float32."""
+    logits = logits.detach()
+    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    array: Array = wide.numpy()
+    return array
+
+
 def numbers(values: list[Any]) -> torch.Tensor:
     """Whole numbers as a tensor: NumPy reads lists at a fraction of what `torch.tensor` takes."""
     return torch.from_numpy(np.array(values, dtype=np.int64))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.batched_without_replacement import DrawsWithoutReplacement
-from outrider.ops.cpu.host_tables import Array
+from outrider.ops.cpu.host_tables import Array, native
 from outrider.ops.cpu.law_slices import LEAST, MOST, RowWeights, WeightRows, edges, find, running
 from outrider.ops.reference import draws as reference
 from outrider.ops.reference.probs import hot as hot_rows
@@ -69,9 +69,8 @@ def _side_by_side(ranks: list[Array]) -> Array:
 
 def _best(laws: Laws) -> tuple[Tensor, Tensor | None, Laws]:
     """`several` for one token of greedy laws: NumPy finds it in a tenth of torch's time."""
-    logits = laws.logits_BRV.detach()
-    native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    z = native.reshape(-1, logits.shape[-1]).numpy()
+    logits = native(laws.logits_BRV)
+    z = logits.reshape(-1, logits.shape[-1])
     best = z.argmax(-1)
     there = z[np.arange(len(z)), best] > -math.inf
     shape = (*logits.shape[:-1], 1)
@@ -99,9 +98,7 @@ def _one(laws: Laws, uniform: float) -> tuple[Tensor, Tensor | None, Laws]:
 
 def _weighed(laws: Laws) -> Array:
     """exp(z / T) of the only row, its maximum left in: too large or small a sum tells."""
-    logits = laws.logits_BRV.detach()
-    native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    z: Array = native.numpy()[0, 0]
+    z: Array = native(laws.logits_BRV)[0, 0]
     inverse = laws.inverse_temperature_B.item()
     with np.errstate(over="ignore", invalid="ignore"):
         weights: Array = np.exp(z if inverse == 1 else z * z.dtype.type(inverse))

@@ -11,7 +11,6 @@ from outrider.speech.audio import look
 from outrider.speech.speech_model import one_row
 from outrider.speech.transcriber import window_prompt
 from outrider.speech.windows import frames
-from outrider.text.prompts import PromptEncoder
 from outrider_lab.bench.prompts import read_rows
 from outrider_lab.recordings import KINDS
 from outrider_lab.tasks import prompts as shipped
@@ -75,8 +74,7 @@ def tasks(pair: Speculator, rows: Rows) -> list[Request]:
     if pair.hearing is not None:
         return [_heard(pair, row) for row in rows]
     target = pair.engine.target
-    reader = PromptEncoder(target, pair.tokenizer, pair.opening, pair.eos_ids)
-    asked = reader.read([row["source"] for row in rows])
+    asked = pair.prompt_encoder.read([row["source"] for row in rows])
     return [
         Request(start, inputs=encoded(target, [inputs]))
         for start, inputs in zip(asked.prompts, asked.sources, strict=True)
