@@ -93,7 +93,7 @@ def made(kind: str, dtype: str) -> outrider.Speculator:
 @contextmanager
 def watched(spent: Counter):
     """Counts the seconds that are spent on states and windows."""
-    kept = [(RecurrentStates, name) for name in ("begin", "windows", "recur", "keep")]
+    kept = [(RecurrentStates, name) for name in ("begin", "windows", "convolve", "recur", "keep")]
     kept.append((short_conv, "over_windows"))
     theirs = [(owner, name, getattr(owner, name)) for owner, name in kept]
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_mixers as mixer
 import torch
 from recorded_calls import RecordedCalls
 from test_bart import HEADS, made as made_bart
@@ -17,7 +18,7 @@ from test_decoder_layers import lean_llama, read
 from test_packed_linear import FILES, blocks_of
 
 from outrider.models import LlamaRunner, TreeDecoder, adapt, isa
-from outrider.models.cpu_kernels import build, cross_attention, int8, tile_kernels
+from outrider.models.cpu_kernels import build, cross_attention, int8, mixers, tile_kernels
 from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
 from outrider.models.prefill import causal
@@ -59,6 +60,7 @@ def recorded(monkeypatch, level="avx2"):
         torch.manual_seed(1)
         with torch.inference_mode():
             between_products()
+            layers_with_states()
             products()
             whole_layers()
     return calls
@@ -80,6 +82,20 @@ def between_products():
         laid = cross_attention.laid_keys(keys), cross_attention.laid_values(values)
         some = torch.tensor([150, 90])
         cross_attention.attend(torch.randn(2, 7, 3, 20).to(kind), *laid, some, 150)
+
+
+def layers_with_states():
+    """Convolutions, norms with gates, Mamba-2's recurrence over a chain and a tree."""
+    for dtype in (BF16, torch.float32):
+        for taps in (3, 4):
+            ring, x, weight, bias = mixer.convolution(dtype, 40, taps)
+            mixers.convolve(ring, mixer.windows(2, 3, taps), x, weight, bias, "silu")
+        state, inputs, steps, log = mixer.mixer(dtype)
+        for origins in (mixer.TREE, torch.arange(5)[None]):
+            mixer.scan(state, inputs, steps, log, origins)
+    x, gate = torch.randn(2, 2, 3, 64)
+    for ahead in (True, False):
+        mixers.norm(x, torch.randn(64), 1e-5, 32, gate, ahead, True)
 
 
 def products():
@@ -136,7 +152,7 @@ def again(made_here, tmp_path, library, driver, *through):
     subprocess.run([*map(str, (*through, driver, library, calls, out))], check=True)
     counts = made_here.compared(out)
     each = "reach factors attend norm gate cross int8 packed_layout packed_linear packed_rows"
-    each += " llama decoder"
+    each += " llama decoder short_conv gated_norm ssd"
     assert set(counts) == {f"outrider_{name}" for name in each.split()}
     assert all(counts.values())
 

@@ -170,6 +170,10 @@ def adapt(
     if bank is not None:
         run = bank.attach(run)
     driven = own_forward(run, shares, chain_only)
+    if made is not None and driven.recurrent:
+        from outrider.models.recurrent.norms import compile_norms
+
+        compile_norms(made)
     if made is not None and not int8:
         driven.packed, driven.means = True, f"{driven.means}, its linear layers packed"
     return TreeDecoder(driven, vocab_size, bank)

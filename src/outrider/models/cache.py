@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outrider.models import memory
-from outrider.models.recurrent.hooks import LayerHandles, StateHandle, ask
+from outrider.models.recurrent.hooks import ConvolutionInputs, LayerHandles, StateHandle, ask
 from outrider.models.recurrent.states import RecurrentStates
 from outrider.row_params import scatter_items
 from outrider.types import RowStore
@@ -365,11 +365,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         return handle
 
     def update_conv_state(
-        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **how: Any
-    ) -> Tensor:
-        """Write inputs [B, C, Q] of a convolution; the windows [B, C, Q, K] of the nodes."""
-        handle = self.get_conv_state(layer_idx, state_idx)
-        return handle.windows(conv_states, how["conv_kernel_size"])
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> ConvolutionInputs:
+        """Inputs [B, C, Q] of a convolution, for the function that the mixer hands them to."""
+        return ConvolutionInputs(self.get_conv_state(layer_idx, state_idx), conv_states)
 
     @property
     def rnn_state(self) -> list[tuple[StateHandle, ...]]:

@@ -63,8 +63,7 @@ ALWAYS void gated_row(int64_t r, int64_t width, const void *both, void *out, con
     const int64_t gate = 2 * r * width, up = gate + width;
     for (int64_t e = 0; e < width; e += LANES) {
         const lanes x = read_as(both, gate + e, is_half);
-        const lanes silu = over(x, add(all(1), exp_(minus(x))));
-        write_as(out, r * width + e, mul(silu, read_as(both, up + e, is_half)), is_half);
+        write_as(out, r * width + e, mul(silu(x), read_as(both, up + e, is_half)), is_half);
     }
 }
 

@@ -151,6 +151,36 @@ ALWAYS part part_exp(part x) {
     return part_choose(under, zero, p * (part)power);
 }
 
+/* The natural logarithm of a number above 0 to two units in the last place. */
+ALWAYS part part_log(part x) {
+    const part zero = {0}, half_ = zero + 0.5f;
+    const part_bits b = (part_bits)x;
+    part m = (part)((b & 0x7fffff) | 0x3f000000);
+    const part_marks low = m < zero + 0.70710678f;
+    const part e = __builtin_convertvector((part_marks)(b >> 23) - 126 + low, part);
+    m = m + part_choose(low, m, zero) - 1.0f;
+    const part z = m * m;
+    part p = zero + 7.0376836292e-2f;
+    p = part_fma(p, m, zero - 1.1514610310e-1f);
+    p = part_fma(p, m, zero + 1.1676998740e-1f);
+    p = part_fma(p, m, zero - 1.2420140846e-1f);
+    p = part_fma(p, m, zero + 1.4249322787e-1f);
+    p = part_fma(p, m, zero - 1.6668057665e-1f);
+    p = part_fma(p, m, zero + 2.0000714765e-1f);
+    p = part_fma(p, m, zero - 2.4999993993e-1f);
+    p = part_fma(p, m, zero + 3.3333331174e-1f);
+    p = part_fma(e, zero - 2.12194440e-4f, p * m * z);
+    return part_fma(e, zero + 0.693359375f, m + part_fma(zero - half_, z, p));
+}
+
+/* log(1 + e^x), x itself above 20; NaN stays NaN. */
+ALWAYS part part_softplus(part x) {
+    const part zero = {0}, one = zero + 1.0f, u = part_exp(x), w = one + u;
+    const part whole = part_choose(w > one, w - one, one); /* u as w has it */
+    const part y = part_choose(w > one, part_log(w) * (u / whole), u);
+    return part_choose((x > zero + 20.0f) | (x != x), x, y);
+}
+
 /* The same of sixteen lanes. */
 
 ALWAYS lanes all(float x) { return EACH(lanes, x - (part){0}); }
@@ -175,6 +205,8 @@ ALWAYS lanes choose(marks here, lanes yes, lanes no) {
 
 ALWAYS lanes widest(lanes a, lanes b) { return choose(above(a, b), a, b); }
 ALWAYS lanes exp_(lanes x) { return EACH(lanes, part_exp(ON(x))); }
+ALWAYS lanes softplus(lanes x) { return EACH(lanes, part_softplus(ON(x))); }
+ALWAYS lanes silu(lanes x) { return over(x, add(all(1), exp_(minus(x)))); }
 
 /* The first `count` lanes. */
 ALWAYS marks first_lanes(int32_t count) {

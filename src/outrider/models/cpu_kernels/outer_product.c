@@ -11,18 +11,26 @@
 #include "thread_pool.h"
 
 #define WIDEST_KEY 256
-#define MANY 4 /* lanes of values whose sums stay in registers */
+#define MANY 4 /* lanes of values whose sums, and entries of a log that, stay in registers */
 #define FEW 64 /* nodes whose states of one row of K and one lane stand side by side */
 
-/* `to` [K, V] = decay from + key delta'; the decay is one number, or one for each of K. */
+/* What a state gains: its decay is one number, or one for each of K. */
+typedef struct { const float *decay, *key, *delta; } Entry;
+
+/* `to` [K, V] = decay from + key delta', for `many` entries one after the other. */
 ALWAYS void advanced(
-    float *to, const float *from, const float *decay, int64_t by_channel, const float *key,
-    const float *delta, int64_t keys, int64_t values) {
-    for (int64_t k = 0; k < keys; k++) {
-        const lanes left = all(decay[by_channel ? k : 0]), in = all(key[k]);
-        for (int64_t v = k * values, e = 0; e < values; v += LANES, e += LANES)
-            put(to + v, fma_(in, get(delta + e), mul(left, get(from + v))));
-    }
+    float *to, const float *from, const Entry *by, int64_t by_channel, int64_t keys, int64_t values,
+    const int many) {
+    for (int64_t k = 0; k < keys; k++)
+        for (int64_t v = k * values, e = 0; e < values; v += LANES, e += LANES) {
+            lanes x = get(from + v);
+#pragma GCC unroll 4
+            for (int i = 0; i < many; i++) {
+                const lanes kept = mul(all(by[i].decay[by_channel ? k : 0]), x);
+                x = fma_(all(by[i].key[k]), get(by[i].delta + e), kept);
+            }
+            put(to + v, x);
+        }
 }
 
 /* `many` lanes of the sums over K of key S and query S, from value `e` on. */
@@ -60,7 +68,7 @@ static void read_state(
 
 /* What both functions below are given; a piece is one head of a row. */
 typedef struct {
-    int64_t rows, nodes, heads, groups, keys, values, ring, by_channel, corrects;
+    int64_t rows, nodes, heads, groups, keys, values, ring, by_channel, corrects, apart;
     const int64_t *first, *count, *origins, *lines;
     const float *from, *query, *key, *value, *beta, *decay;
     float *to, *room, *delta, *out, *log_decay, *log_key, *log_delta;
@@ -69,12 +77,20 @@ typedef struct {
 /* One state advanced by its entries of the log. */
 static void settled(const Call *of, int64_t b, int64_t h, const float *state, float *next) {
     const int64_t decays = of->by_channel ? of->keys : 1, g = h / (of->heads / of->groups);
-    for (int64_t n = 0; n < of->count[b]; n++, state = next) {
-        const int64_t at = b * of->ring + (of->first[b] + n) % of->ring;
-        advanced(
-            next, state, of->log_decay + (at * of->heads + h) * decays, of->by_channel,
-            of->log_key + (at * of->groups + g) * of->keys,
-            of->log_delta + (at * of->heads + h) * of->values, of->keys, of->values);
+    for (int64_t n = 0; n < of->count[b]; state = next) {
+        Entry by[MANY];
+        int many = 0;
+        for (; many < MANY && n < of->count[b]; many++, n++) {
+            const int64_t at = b * of->ring + (of->first[b] + n) % of->ring;
+            by[many] = (Entry){
+                of->log_decay + (at * of->heads + h) * decays,
+                of->log_key + (at * of->groups + g) * of->keys,
+                of->log_delta + (at * of->heads + h) * of->values};
+        }
+        if (many == 1) advanced(next, state, by, of->by_channel, of->keys, of->values, 1);
+        else if (many == 2) advanced(next, state, by, of->by_channel, of->keys, of->values, 2);
+        else if (many == 3) advanced(next, state, by, of->by_channel, of->keys, of->values, 3);
+        else advanced(next, state, by, of->by_channel, of->keys, of->values, MANY);
     }
 }
 
@@ -115,6 +131,7 @@ ALWAYS void read_known(
     for (int64_t n = 0; n < nodes; n++) sums[n] = all(0);
     for (int64_t k = 0; k < keys; k++) {
         made[0] = get(state + k * values);
+        __builtin_prefetch(state + (keys + k) * values); /* the next head's */
 #pragma GCC unroll 8
         for (int64_t n = 0; n < nodes; n++) {
             const lanes from = made[chain ? n : origin[n]];
@@ -126,7 +143,7 @@ ALWAYS void read_known(
     for (int64_t n = 0; n < nodes; n++) put(seen + n * heads * values, sums[n]);
 }
 
-/* The same for all lanes. Of up to four nodes in a chain all sums stay in registers. */
+/* The same for all lanes. Of up to eight nodes all sums stay in registers. */
 static void read_all_known(
     float *seen, const float *state, const int64_t *origin, const float *query, const float *key,
     int64_t apart, const float *decay, const float *delta, int64_t heads, int64_t keys,
@@ -138,11 +155,13 @@ static void read_all_known(
     read_known( \
         seen + e, state + e, origin, query, key, apart, decay, delta + e, heads, keys, values, N, \
         CHAIN)
-        if (chain && nodes == 1) READ_KNOWN(1, 1);
-        else if (chain && nodes == 2) READ_KNOWN(2, 1);
-        else if (chain && nodes == 3) READ_KNOWN(3, 1);
-        else if (chain && nodes == 4) READ_KNOWN(4, 1);
-        else READ_KNOWN(nodes, 0);
+#define UNROLLED(N) case N: if (chain) READ_KNOWN(N, 1); else READ_KNOWN(N, 0); break
+        switch (nodes) {
+            UNROLLED(1); UNROLLED(2); UNROLLED(3); UNROLLED(4);
+            UNROLLED(5); UNROLLED(6); UNROLLED(7); UNROLLED(8);
+            default: READ_KNOWN(nodes, 0);
+        }
+#undef UNROLLED
 #undef READ_KNOWN
     }
 }
@@ -154,7 +173,7 @@ static void answer_one(void *about, int64_t pair, int64_t thread) {
     const int64_t size = keys * values, decays = by_channel ? keys : 1;
     const int64_t b = pair / heads, h = pair % heads, g = h / (heads / groups);
     const int64_t *origin = of->origins + b * nodes;
-    float *base = of->to + pair * size, *made = of->room + thread * nodes * size;
+    float *base = of->to + pair * size, *made = of->room + thread * of->apart;
     settled(of, b, h, base, base);
     const int known = !corrects && !by_channel && nodes <= FEW;
     for (int64_t n = 0; n < nodes; n++) {
@@ -183,7 +202,6 @@ static void answer_one(void *about, int64_t pair, int64_t thread) {
         float *added = of->delta + own * values, *answer = of->out + own * values;
         const float *given = of->value + own * values;
         if (known) {
-            memcpy(added, given, values * sizeof(float));
             memcpy(noted, given, values * sizeof(float));
             made[nodes * keys + n] = total(both);
             continue;
@@ -200,7 +218,8 @@ static void answer_one(void *about, int64_t pair, int64_t thread) {
         int64_t last = nodes - 1;
         while (last > n && origin[last] != n + 1) last--;
         if (last > n)
-            advanced(made + n * size, from, left, by_channel, k, added, keys, values);
+            advanced(
+                made + n * size, from, &(Entry){left, k, added}, by_channel, keys, values, 1);
     }
     if (!known) return;
     const int64_t row = b * nodes * heads + h;
@@ -234,10 +253,95 @@ void outrider_outer_nodes(
     const void *decay, void *room, void *delta, void *out, const void *first, const void *count,
     const void *lines, void *log_decay, void *log_key, void *log_delta) {
     Call of = {
-        rows, nodes, heads, groups, keys, values, ring, by_channel, corrects, first, count, origins,
-        lines, states, query, key, value, beta, decay, states, room, delta, out, log_decay, log_key,
+        rows, nodes, heads, groups, keys, values, ring, by_channel, corrects, nodes * keys * values,
+        first, count, origins, lines, states, query, key, value, beta, decay, states, room, delta, out, log_decay, log_key,
         log_delta,
     };
     if (rows * heads * keys * values <= 65536) threads = 1;
     outrider_share(threads, rows * heads, answer_one, &of);
+}
+
+/* A call of state space duality, with tables as mixers have them: x [B, N, H, P], dt [B, N, H], b and
+ * c [B, N, G, K] in bfloat16 (`is_half`) or float32, whose rows and nodes are so many numbers apart;
+ * a, bias and skip [H] float32, the last two perhaps null. */
+typedef struct {
+    int64_t rows, nodes, heads, groups, keys, values, ring, threads, is_half, plus;
+    int64_t x_row, x_node, dt_row, dt_node, b_row, b_node, c_row, c_node;
+    const void *x, *dt, *b, *c;
+    const float *a, *bias, *skip;
+    const int64_t *origins, *first, *count, *lines;
+    float *states, *log_decay, *log_key, *log_delta, *work, *out;
+    float low, high;
+} Scan;
+
+/* `decay` [H] and what multiplies x of one node: dt + bias, by `plus` log(1 + e^dt), cut to limits.
+ * In half precision each step is rounded, as it is by torch's operators. */
+static void steps_of(const Scan *of, int64_t at, float *decay, float *step) {
+    for (int64_t h = 0; h < of->heads; h += LANES) {
+        const int64_t few = of->heads - h < LANES ? of->heads - h : LANES;
+        float some[LANES] = {0};
+        half near[LANES];
+        widen(some, of->dt, at + h, few, LANES, of->is_half);
+        lanes dt = get(some);
+        if (of->bias) {
+            memcpy(some, of->bias + h, few * sizeof(float));
+            lanes bias = get(some);
+            if (of->is_half) {
+                store(near, bias);
+                store(near, add(dt, load(near)));
+                dt = load(near);
+            } else dt = add(dt, bias);
+        }
+        if (of->plus) dt = softplus(dt);
+        if (of->is_half && of->plus) {
+            store(near, dt);
+            dt = load(near);
+        }
+        dt = choose(above(all(of->low), dt), all(of->low), dt);
+        dt = choose(above(dt, all(of->high)), all(of->high), dt);
+        put(some, dt);
+        memcpy(step + h, some, few * sizeof(float));
+        memcpy(some, of->a + h, few * sizeof(float));
+        put(some, exp_(mul(dt, get(some))));
+        memcpy(decay + h, some, few * sizeof(float));
+    }
+}
+
+/* Outputs [B, N, H, P] float32 of a call's nodes, D x included; states, logs, origins and what is
+ * due are as in `outrider_outer_nodes`. `work` holds B N (2 G K + 2 H P + 2 H) numbers and, for each
+ * thread, N (K + 1), or N K P of more than FEW nodes. */
+void outrider_ssd(const void *scan) {
+    const Scan *of = scan;
+    const int64_t all_nodes = of->rows * of->nodes, heads = of->heads, values = of->values;
+    const int64_t shared = of->groups * of->keys, own = heads * values;
+    float *query = of->work, *key = query + all_nodes * shared, *value = key + all_nodes * shared;
+    float *delta = value + all_nodes * own, *decay = delta + all_nodes * own;
+    float *step = decay + all_nodes * heads, *room = step + all_nodes * heads;
+    for (int64_t n = 0; n < all_nodes; n++) {
+        const int64_t row = n / of->nodes, node = n % of->nodes;
+        widen(query + n * shared, of->c, row * of->c_row + node * of->c_node, shared, shared, of->is_half);
+        widen(key + n * shared, of->b, row * of->b_row + node * of->b_node, shared, shared, of->is_half);
+        steps_of(of, row * of->dt_row + node * of->dt_node, decay + n * heads, step + n * heads);
+        const int64_t x = row * of->x_row + node * of->x_node;
+        for (int64_t e = 0; e < own; e += LANES)
+            put(
+                value + n * own + e,
+                mul(read_as(of->x, x + e, of->is_half), all(step[n * heads + e / values])));
+    }
+    Call call = {
+        of->rows, of->nodes, heads, of->groups, of->keys, values, of->ring, 0, 0,
+        of->nodes * (of->nodes > FEW ? of->keys * values : of->keys + 1), of->first, of->count,
+        of->origins, of->lines, of->states, query, key, value, 0, decay, of->states, room, delta,
+        of->out, of->log_decay, of->log_key, of->log_delta,
+    };
+    const int64_t threads = of->rows * own * of->keys <= 65536 ? 1 : of->threads;
+    outrider_share(threads, of->rows * heads, answer_one, &call);
+    if (!of->skip) return;
+    for (int64_t n = 0; n < all_nodes; n++) {
+        const int64_t x = n / of->nodes * of->x_row + n % of->nodes * of->x_node;
+        for (int64_t e = 0; e < own; e += LANES) {
+            const lanes kept = mul(read_as(of->x, x + e, of->is_half), all(of->skip[e / values]));
+            put(of->out + n * own + e, add(get(of->out + n * own + e), kept));
+        }
+    }
 }

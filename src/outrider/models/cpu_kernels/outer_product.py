@@ -5,16 +5,47 @@ and each settled token again.
 """
 
 import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.models.cpu_kernels import build
 
-LANES, WIDEST_KEY = 16, 256  #: of outer_product.c
+LANES, WIDEST_KEY, FEW = 16, 256, 64  #: of outer_product.c
+_DTYPES = (torch.bfloat16, torch.float32)  #: of a mixer's tables
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _ADVANCE = (_WHOLE,) * 8 + (_POINTER,) * 7
 _NODES = (_WHOLE,) * 10 + (_POINTER,) * 16
+
+
+class _Scan(ctypes.Structure):
+    """`Scan` of outer_product.c."""
+
+    _fields_ = [
+        *(
+            (name, _WHOLE)
+            for name in (
+                *("rows", "nodes", "heads", "groups", "keys", "values", "ring", "threads"),
+                *("is_half", "plus", "x_row", "x_node", "dt_row", "dt_node", "b_row", "b_node"),
+                *("c_row", "c_node", "x", "dt", "b", "c", "a", "bias", "skip", "origins", "first"),
+                *("count", "lines", "states", "log_decay", "log_key", "log_delta", "work", "out"),
+            )
+        ),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+    ]
+
+
+class Steps(NamedTuple):
+    """What a layer of Mamba-2 makes of its dt: `plus` the softplus of dt + bias, cut to limits."""
+
+    a_H: Tensor
+    skip_H: Tensor | None  #: D
+    bias_H: Tensor | None
+    plus: bool
+    limit: tuple[float, float]
 
 
 def unsupported_reason(state: Tensor) -> str | None:
@@ -88,3 +119,51 @@ def over_nodes(
         *(table.data_ptr() for table in (*read, room, delta, out, *places, *log)),
     )  # fmt: skip
     return out
+
+
+def over_scan(
+    state: Tensor,
+    origins_BQ: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    steps: Steps,
+    log: tuple[Tensor, Tensor, Tensor],
+    lines_BQ: Tensor,
+    due: tuple[Tensor, Tensor],
+) -> Tensor | None:
+    """`over_nodes` of state space duality [B, Q, H, P], D x included, by a mixer's own tables.
+
+    They are x [B, Q, H, P], dt [B, Q, H], B and C [B, Q, G, N] of one dtype, float32 or bfloat16.
+    None where they lie otherwise than in rows of nodes.
+    """
+    x, _, b, _ = inputs
+    rows, nodes, heads, values = x.shape
+    groups, keys = b.shape[2:]
+    if len({one.dtype for one in inputs}) > 1 or x.dtype not in _DTYPES or not _in_rows(inputs):
+        return None
+    threads = torch.get_num_threads()
+    room = nodes * (keys * values if nodes > FEW else keys + 1)
+    work = torch.empty(2 * rows * nodes * (groups * keys + heads * values + heads) + threads * room)
+    out = torch.empty(rows, nodes, heads, values)
+    of_heads = [
+        None if one is None else one.float().contiguous()
+        for one in (steps.a_H, steps.bias_H, steps.skip_H)
+    ]
+    about = _Scan(
+        rows, nodes, heads, groups, keys, values, log[0].shape[1], threads,
+        x.dtype is torch.bfloat16, steps.plus, *(at for one in inputs for at in one.stride()[:2]),
+        *(one.data_ptr() for one in inputs),
+        *(0 if one is None else one.data_ptr() for one in of_heads),
+        *(one.data_ptr() for one in (origins_BQ, *due, lines_BQ, state, *log, work, out)),
+        *steps.limit,
+    )  # fmt: skip
+    build.function("outrider_ssd", (_POINTER,))(ctypes.addressof(about))
+    return out
+
+
+def _in_rows(tables: Sequence[Tensor]) -> bool:
+    """Whether a node's numbers lie side by side."""
+    return all(
+        one.stride(-1) == 1
+        and (one.dim() < 4 or one.shape[2] == 1 or one.stride(2) == one.shape[3])
+        for one in tables
+    )

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.models.config import read
+from outrider.models.cpu_kernels.mixers import Windows, convolve
 from outrider.tree import numbers
 from outrider.types import Nodes
 
@@ -74,7 +75,7 @@ class StateCall:
         parent_BQ = torch.where(above, wide, -1).amax(-1)
         parent_BQ = torch.maximum(parent_BQ, base_B[:, None] - 1)
         call = cls(nodes, ring, parent_BQ, depth_BQ)
-        call.lines_BQ = slots_BQ % ring
+        call.lines_BQ = (slots_BQ % ring).contiguous()
         call._walk = base_B.clone(), parent_BR
         call._start(base_B.tolist(), slots_BQ.tolist(), parent_BQ.tolist(), parent_BR)
         return call
@@ -174,17 +175,36 @@ class StateCall:
         there = there_BR.view(*there_BR.shape, *[1] * (entry_BQ.dim() - 2))
         ring_BR.copy_(torch.where(there, found, ring_BR))
 
+    def convolve(
+        self,
+        ring_BRC: Tensor,
+        x_BQC: Tensor,
+        weight_CK: Tensor,
+        bias_C: Tensor | None,
+        activation: str | None,
+    ) -> Tensor:
+        """Write inputs; what a convolution [B, Q, C] has of them, compiled."""
+        size = weight_CK.shape[1]
+        lines = self.lines_BQ
+        source = ring_BRC if lines is not None else self._source(ring_BRC, x_BQC, size)
+        windows = Windows(*self._windows(size), lines)
+        return convolve(source, windows, x_BQC, weight_CK, bias_C, activation)
+
+    def _source(self, ring_BRC: Tensor, x_BQC: Tensor, size: int) -> Tensor:
+        """Write inputs; the table in which windows of so many lie."""
+        if self.lines_BQ is not None:
+            self.note(ring_BRC, x_BQC)
+            return ring_BRC
+        before = self.slots_BQ[:, :1] - torch.arange(size - 1, 0, -1, device=x_BQC.device)
+        source = torch.cat([ring_BRC[self._rows, before % self.ring], x_BQC], 1)
+        self.note(ring_BRC, x_BQC)
+        return source
+
     def windows(self, ring_BRC: Tensor, x_BQC: Tensor, size: int) -> Tensor:
         """Write inputs; those of each node and of the nodes before it, [B, Q, size, C]."""
         rows, queries, wide = x_BQC.shape
         place, there = self._windows(size)
-        if self.lines_BQ is not None:
-            self.note(ring_BRC, x_BQC)
-            source = ring_BRC
-        else:
-            before = self.slots_BQ[:, :1] - torch.arange(size - 1, 0, -1, device=place.device)
-            source = torch.cat([ring_BRC[self._rows, before % self.ring], x_BQC], 1)
-            self.note(ring_BRC, x_BQC)
+        source = self._source(ring_BRC, x_BQC, size)
         flat = (place.flatten(1) + self._rows * source.shape[1]).flatten()
         found = source.view(-1, wide).index_select(0, flat).view(rows, queries, size, wide)
         return found if there is None else found * there[..., None]
@@ -211,7 +231,7 @@ class StateCall:
             slot = torch.stack(slots[::-1], -1)
             table = slot % self.ring
         there = slot >= 0
-        self._before[size] = table, None if bool(there.all()) else there
+        self._before[size] = table.contiguous(), None if bool(there.all()) else there.contiguous()
         return self._before[size]
 
     def read(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock, local
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,9 +50,22 @@ class StateHandle:
         """Inputs [B, C, Q, size] of a convolution: of each node and of those before it."""
         return self.states.windows(self.layer, self.number, x_BCQ, size)
 
+    def convolve(
+        self, x_BCQ: Tensor, weight_CK: Tensor, bias_C: Tensor | None, activation: str | None
+    ) -> Tensor:
+        """What a convolution [B, C, Q] has of these inputs and those before them, compiled."""
+        return self.states.convolve(self.layer, self.number, x_BCQ, weight_CK, bias_C, activation)
+
     def recur(self, recurrence: Recurrence, *inputs: Tensor) -> Tensor:
         """Outputs of a recurrence over the call's nodes."""
         return self.states.recur(self.layer, self.number, recurrence, *inputs)
+
+
+class ConvolutionInputs(NamedTuple):
+    """What a cache of ours returns for a convolution's inputs: they are written when it runs."""
+
+    handle: StateHandle
+    x_BCQ: Tensor
 
 
 @dataclass(frozen=True)

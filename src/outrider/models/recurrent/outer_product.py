@@ -97,6 +97,18 @@ def compiled_nodes(
     ), ()
 
 
+def compiled_scan(
+    nodes: NodeStates, inputs: tuple[Tensor, Tensor, Tensor, Tensor], steps: compiled.Steps
+) -> Tensor | None:
+    """The same by a mixer's own tables, as `outrider.models.cpu_kernels.outer_product.over_scan`
+    takes them."""
+    origins_BQ, (decays, keys, deltas) = nodes.origins_BQ, nodes.log
+    assert origins_BQ is not None
+    assert nodes.due is not None
+    log = decays, keys, deltas
+    return compiled.over_scan(nodes.base, origins_BQ, inputs, steps, log, nodes.lines_BQ, nodes.due)
+
+
 def per_head(key: Tensor, heads: int, dim: int) -> Tensor:
     """Keys of groups, once for each head of the group."""
     groups = key.shape[dim]

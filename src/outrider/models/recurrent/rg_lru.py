@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from outrider.models.recurrent.elementwise import ElementwiseState
 from outrider.models.recurrent.hooks import Function, handle_of
-from outrider.models.recurrent.short_conv import over_windows
+from outrider.models.recurrent.short_conv import convolved
 
 _RATE = 8.0  #: how much faster the recurrence decays than its gate says
 
@@ -74,8 +74,9 @@ def wrap_block(theirs: Function) -> Function:
             more["past_key_values"] = past_key_values
             return theirs(self, input_states, position_ids, attention_mask, use_cache, **more)
         convolution, unit = self.conv_1d, self.rg_lru
-        windows = handle.windows(self.linear_x(input_states).mT, self.conv1d_width)
-        x = over_windows(windows, convolution.weight[:, 0], convolution.bias, None).mT.contiguous()
+        given = self.linear_x(input_states).mT
+        x = convolved(handle, given, convolution.weight[:, 0], convolution.bias, None)
+        x = x.mT.contiguous()
         given = _gate(unit, x, unit.input_gate_weight, unit.input_gate_bias)
         rate = _gate(unit, x, unit.recurrent_gate_weight, unit.recurrent_gate_bias)
         log = -_RATE * rate * softplus(unit.recurrent_param)

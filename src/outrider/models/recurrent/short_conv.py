@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from outrider.models.recurrent.hooks import Function, StateHandle
+from outrider.models.cpu_kernels.mixers import unsupported_reason
+from outrider.models.recurrent.hooks import ConvolutionInputs, Function, StateHandle
 
 
 def over_windows(
@@ -31,19 +32,32 @@ def over_windows(
     return out if activation is None else ACT2FN[activation](out)
 
 
+def convolved(
+    handle: StateHandle,
+    x_BCQ: Tensor,
+    weight_CK: Tensor,
+    bias_C: Tensor | None,
+    activation: str | None,
+) -> Tensor:
+    """The convolution [B, C, Q] of a call's nodes over their paths, compiled where it can be."""
+    if unsupported_reason(x_BCQ, weight_CK, bias_C, activation) is None:
+        return handle.convolve(x_BCQ, weight_CK, bias_C, activation)
+    return over_windows(handle.windows(x_BCQ, weight_CK.shape[1]), weight_CK, bias_C, activation)
+
+
 def wrap_fn(theirs: Function) -> Function:
-    """`causal_conv1d_fn` that takes windows, as a cache of ours returns them."""
+    """`causal_conv1d_fn` that takes what a cache of ours returns for its inputs."""
 
     def causal_conv1d_fn(
-        x: Tensor,
+        x: Tensor | ConvolutionInputs,
         weight: Tensor,
         bias: Tensor | None = None,
         activation: str | None = None,
         **more: object,
     ) -> Tensor:
-        if x.dim() != 4:
+        if not isinstance(x, ConvolutionInputs):
             return theirs(x, weight, bias, activation=activation, **more)  # type: ignore[no-any-return]
-        return over_windows(x, weight, bias, activation)
+        return convolved(*x, weight, bias, activation)
 
     return causal_conv1d_fn
 
@@ -61,8 +75,7 @@ def wrap_update(theirs: Function) -> Function:
     ) -> Tensor:
         if not isinstance(conv_state, StateHandle):
             return theirs(x, conv_state, weight, bias, activation, **more)  # type: ignore[no-any-return]
-        windows = conv_state.windows(x, weight.shape[-1])
-        return over_windows(windows, weight, bias, activation)
+        return convolved(conv_state, x, weight, bias, activation)
 
     return causal_conv1d_update
 

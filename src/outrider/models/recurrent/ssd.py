@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from outrider.models.cpu_kernels.outer_product import Steps
 from outrider.models.recurrent.call import NodeStates
 from outrider.models.recurrent.hooks import Function, StateHandle, wrap_update
 from outrider.models.recurrent.outer_product import (
     OuterProductState,
     along_paths,
     compiled_nodes,
+    compiled_scan,
     per_head,
 )
 
@@ -65,27 +67,53 @@ class StateSpaceDuality(OuterProductState):
 _RULE = StateSpaceDuality()
 
 
-def _over(
-    handle: StateHandle,
-    x: Tensor,
-    dt: Tensor,
-    a_H: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d_H: Tensor | None,
-) -> Tensor:
-    """Outputs float32 [B, Q, H, P]; dt [B, Q, H] is what transformers has made of its input."""
-    x, dt = x.float(), dt.float()
-    out = handle.recur(_RULE, c.float(), b.float(), x * dt[..., None], dt * a_H.float())
-    if d_H is not None:
-        out = out + x * d_H.float()[:, None]
-    return out.contiguous()  # callers view it
+class MixerScan(OuterProductState):
+    """The same by a mixer's own tables: x [B, Q, H, P], its dt [B, Q, H], B and C [B, Q, G, N] in
+    the model's dtype; outputs with D x, in float32."""
 
+    fused = True
 
-def _steps(dt: Tensor, bias: Tensor | None, plus: bool, limit: tuple[float, float]) -> Tensor:
-    if bias is not None:
-        dt = dt + bias.to(dt.dtype)
-    return (softplus(dt) if plus else dt).clamp(*limit)
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        x, dt, b, _ = inputs
+        state = (x.shape[2], b.shape[3], x.shape[3])
+        return state, (tuple(dt.shape[2:]), tuple(b.shape[2:]), tuple(x.shape[2:]))
+
+    def over_nodes(self, nodes: NodeStates, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """All of it in one compiled call, where there is a kernel."""
+        x, dt, b, c = inputs
+        if nodes.due is not None:
+            out = compiled_scan(nodes, (x, dt, b, c), self._steps)
+            if out is not None:
+                return out, ()
+        out, entries = _RULE.over_nodes(nodes, *self._given(*inputs))
+        return self._skipped(out, x), entries
+
+    def over_text(
+        self, state: Tensor, ancestors_BQQ: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """All tokens at once."""
+        out, entries = _RULE.over_text(state, ancestors_BQQ, *self._given(*inputs))
+        return self._skipped(out, inputs[0]), entries
+
+    def settle(
+        self, state: Tensor, on_BQ: Tensor, entries: tuple[Tensor, ...], *inputs: Tensor
+    ) -> Tensor:
+        return _RULE.settle(state, on_BQ, entries, self._given(*inputs)[-1])
+
+    def _given(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        """C, B, dt x and the log of the decay."""
+        a_H, _, bias_H, plus, limit = self._steps
+        if bias_H is not None:
+            dt = dt + bias_H.to(dt.dtype)
+        dt = (softplus(dt) if plus else dt).clamp(*limit).float()
+        return c.float(), b.float(), x.float() * dt[..., None], dt * a_H.float()
+
+    def _skipped(self, out: Tensor, x: Tensor) -> Tensor:
+        skip_H = self._steps.skip_H
+        return out if skip_H is None else out + x.float() * skip_H.float()[:, None]
 
 
 def wrap_chunked(theirs: Function) -> Function:
@@ -120,8 +148,9 @@ def wrap_chunked(theirs: Function) -> Function:
                 dt_limit=dt_limit,
                 **more,
             )
-        dt = _steps(dt, dt_bias, dt_softplus, dt_limit)
-        return _over(initial_states, hidden_states, dt, A, B, C, D), initial_states
+        rule = MixerScan(Steps(A, D, dt_bias, dt_softplus, dt_limit))
+        out = initial_states.recur(rule, hidden_states, dt, B, C)
+        return out.contiguous(), initial_states  # callers view it
 
     return mamba2_chunk_scan
 
@@ -141,8 +170,8 @@ def _one_token(
     """transformers' own is not told `time_step_limit`, which the whole forward keeps to: the
     handle's owner says it."""
     bias, skip = (None if t is None else t[..., 0] for t in (bias, d))  # once a channel
-    dt = _steps(dt[..., 0], bias, plus, handle.states.limit)
-    out = _over(handle, x, dt, a[:, 0, 0], b, c, skip)
+    rule = MixerScan(Steps(a[:, 0, 0], skip, bias, plus, handle.states.limit))
+    out = handle.recur(rule, x, dt[..., 0], b, c)
     return out if gate is None else out * silu(gate.float())
 
 

@@ -130,16 +130,30 @@ class RecurrentStates:
 
     def windows(self, layer: int, number: int, x_BCQ: Tensor, size: int) -> Tensor:
         """Write inputs of a layer's convolution; of each node and those before it [B, C, Q, K]."""
+        ring_BRC = self._inputs((layer, number), x_BCQ, size)
+        return self._here().windows(ring_BRC, x_BCQ.mT, size).permute(0, 3, 1, 2)
+
+    def convolve(
+        self,
+        layer: int,
+        number: int,
+        x_BCQ: Tensor,
+        weight_CK: Tensor,
+        bias_C: Tensor | None,
+        activation: str | None,
+    ) -> Tensor:
+        """Write them; what the convolution has of each node [B, C, Q], compiled."""
+        ring_BRC = self._inputs((layer, number), x_BCQ, weight_CK.shape[1])
         call = self._here()
-        x_BQC = x_BCQ.mT
+        return call.convolve(ring_BRC, x_BCQ.mT, weight_CK, bias_C, activation).mT
+
+    def _inputs(self, place: tuple[int, int], x_BCQ: Tensor, size: int) -> Tensor:
+        """The ring [B, R, C] of the inputs of a layer's convolution."""
         if size > self.behind:  # in a model's first call, before anything is left out
             self.behind = 1 << size.bit_length()
-        if (layer, number) not in self.inputs:
-            shape = (self.max_rows, self.ring, x_BQC.shape[2])
-            self.inputs[layer, number] = x_BCQ.new_zeros(shape)
-        ring_BRC = self.inputs[layer, number][: self.rows]
-        found = call.windows(ring_BRC, x_BQC, size)
-        return found.permute(0, 3, 1, 2)
+        if place not in self.inputs:
+            self.inputs[place] = x_BCQ.new_zeros(self.max_rows, self.ring, x_BCQ.shape[1])
+        return self.inputs[place][: self.rows]
 
     def recur(self, layer: int, number: int, recurrence: Recurrence, *inputs: Tensor) -> Tensor:
         """Outputs [B, Q, ...] of a layer's recurrence over the call's nodes, written to its log."""
@@ -175,11 +189,13 @@ class RecurrentStates:
         to = first_B[:, None] + torch.arange(1, depth + 1, device=path_BD.device)
         source = torch.where(path_BD >= 0, first_B[:, None] + path_BD, to)
         into, of = to % self.ring, source % self.ring
-        rows = torch.arange(self.rows, device=to.device)[:, None]
-        for table in self._rings():
-            table[rows, into] = table[rows, of]
-        self._parent_BR[rows, into] = to - 1
-        self._depth_BR[rows, into] = to + 1
+        row = torch.arange(self.rows, device=to.device)[:, None] * self.ring
+        lines, source = (into + row).flatten(), (of + row).flatten()
+        for table in self._rings():  # by whole entries, as `StateCall.note` says
+            flat = table.view(-1, *table.shape[2:])
+            flat.index_copy_(0, lines, flat.index_select(0, source))
+        self._parent_BR.view(-1).index_copy_(0, lines, (to - 1).flatten())
+        self._depth_BR.view(-1).index_copy_(0, lines, (to + 1).flatten())
 
     # ------------------------------------------------------------------ rows come and go
 
