@@ -47,7 +47,7 @@ def test_a_message_that_does_not_fit_leaves_the_talk_as_it_was(shipped, typed, m
     monkeypatch.setattr(shipped.tokenizer, "chat_template", words)
     monkeypatch.setattr(shipped, "stream", stream)
     monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
-    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "--max-new-tokens", "4"])
+    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "-n", "4", "--seed", "1"])
     typed("x = 1", "y = 1\n" * 1000, "z = 2")
     cli.main()
     assert told == [["user"], ["user", "assistant", "user"], ["user", "assistant", "user"]]
@@ -82,7 +82,7 @@ def test_tools_that_a_model_may_call_and_what_they_gave(
     monkeypatch.setattr(shipped.tokenizer, "chat_template", WITH_TOOLS)
     monkeypatch.setattr(shipped, "stream", stream)
     monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
-    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "--max-new-tokens", "4"])
+    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "-n", "4", "--seed", "1"])
     typed("/result 3", f"/tools {wrong}", f"/tools {tools}", "1 + 2?", "/result 3", "/tools", "so?")
     cli.main()
     out, err = capsys.readouterr()
@@ -103,7 +103,7 @@ def test_a_model_that_reads_no_file_says_so_before_a_question_is_lost(
     words = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
     monkeypatch.setattr(shipped.tokenizer, "chat_template", words)
     monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
-    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "--max-new-tokens", "4"])
+    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "-n", "4", "--seed", "1"])
     (tmp_path / "one.png").write_bytes(b"any")
     typed(f"/image {tmp_path / 'one.png'}", "/audio", "x = 1")
     cli.main()

@@ -312,7 +312,12 @@ def chat(
     ] = False,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens of an answer. Default: all there is room for."),
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            min=1,
+            help="Most tokens of an answer. Default: all there is room for.",
+        ),
     ] = None,
     temperature: TemperatureGiven = None,
     top_k: TopKGiven = None,
