@@ -16,7 +16,6 @@ import pytest
 import torch
 from test_cpu_kernels import BF16, call_of, filled, random_nodes
 
-from outrider import LoadConfig, loading
 from outrider.models import LlamaRunner, calibrate, isa
 from outrider.models.cpu_kernels import (
     build,
@@ -272,19 +271,6 @@ def test_who_has_gone_on_without_still_waits_for_what_cannot_be_had_otherwise(fr
     build.wait()
     assert build.unbuilt() is None
     assert not build.late()
-
-
-@needs_cc
-@pytest.mark.parametrize(("dtype", "waits"), [("int8", True), ("int4", True), ("float32", False)])
-def test_quantised_weights_wait_before_anything_asks_for_kernels(monkeypatch, dtype, waits):
-    """Whoever asks first waits for no longer than its patience, and that holds for all."""
-    library, state = build.library(), build._State()
-    monkeypatch.setattr(build, "_state", state)
-    monkeypatch.setattr(build, "start", lambda: None)
-    monkeypatch.setattr(build, "wait", lambda: setattr(state, "found", library))
-    asked = LoadConfig(models.llama(), drafter="root", dtype=dtype, threads=1)
-    with contextlib.nullcontext() if waits else pytest.raises(AssertionError):
-        assert loading.choose_setting(loading.resolve(asked))[0].dtype == dtype
 
 
 def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path, caplog):

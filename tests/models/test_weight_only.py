@@ -1,5 +1,7 @@
 """Weights in a type of their own, sums in float32: numbers, texts, what is refused."""
 
+import contextlib
+
 import pytest
 import torch
 from families import FAMILIES, build
@@ -7,7 +9,14 @@ from tiny_whisper import audio, whisper
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import outrider
-from outrider import ConfigurationError, SamplingParams, StopConditions, UnknownName
+from outrider import (
+    ConfigurationError,
+    LoadConfig,
+    SamplingParams,
+    StopConditions,
+    UnknownName,
+    loading,
+)
 from outrider.models import adapt, isa, linear, load_checks, weight_only
 from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
@@ -271,3 +280,16 @@ def test_what_there_is_is_said(monkeypatch):
     made = outrider.load(llama(), drafter="root", pack_weights=False, **QUICK)
     assert made.notes.dtype == "float32"
     assert made.notes.weights == "float32, and so are states"
+
+
+@needs_kernels
+@pytest.mark.parametrize(("dtype", "waits"), [("int8", True), ("int4", True), ("float32", False)])
+def test_quantised_weights_wait_before_anything_asks_for_kernels(monkeypatch, dtype, waits):
+    """Whoever asks first waits for no longer than its patience, and that holds for all."""
+    library, state = kernels.library(), kernels._State()
+    monkeypatch.setattr(kernels, "_state", state)
+    monkeypatch.setattr(kernels, "start", lambda: None)
+    monkeypatch.setattr(kernels, "wait", lambda: setattr(state, "found", library))
+    asked = LoadConfig(llama(), drafter="root", dtype=dtype, threads=1)
+    with contextlib.nullcontext() if waits else pytest.raises(AssertionError):
+        assert loading.choose_setting(loading.resolve(asked))[0].dtype == dtype

@@ -140,8 +140,7 @@ class Stop:
 def check_least(settings: Sequence[SamplingParams], stops: Sequence[Stop]) -> None:
     """Refuse `min_new_tokens` where there may not be as many."""
     for one, stop in zip(settings, stops, strict=True):
-        most = stop.max_new_tokens
-        if most is not None and one.min_new_tokens > most:
+        if (most := stop.max_new_tokens) is not None and one.min_new_tokens > most:
             what, do = f"max_new_tokens={most} or fewer", "lower it, or raise max_new_tokens"
             arguments.refuse("min_new_tokens", what, one.min_new_tokens, do)
 
