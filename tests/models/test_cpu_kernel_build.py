@@ -17,11 +17,7 @@ import torch
 from test_cpu_kernels import BF16, call_of, filled, random_nodes
 
 from outrider.models import LlamaRunner, calibrate, isa
-from outrider.models.cpu_kernels import (
-    build,
-    build_process,
-    cross_attention,
-)
+from outrider.models.cpu_kernels import build, build_process, cross_attention
 from outrider.testing import models
 
 WHOLE = (ctypes.c_int64,)
