@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.core import TyperCommand
 
 import outrider
 from outrider import drafters, lazy, models, plugins, verifiers
+from outrider.cli import commands
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
 from outrider.models import TransformersRunner
 from outrider.testing import check_runner, check_verifier, llama
@@ -271,3 +274,17 @@ def test_the_template_is_installed_and_drafts_by_name(tmp_path):
     assert text("--drafter", "echo", "--rule", "refuse") == text("--drafter", "root")
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     subprocess.run([*tests, str(TEMPLATE / "tests")], env=environment, check=True, cwd=tmp_path)
+
+
+def test_a_command_with_a_class_of_its_own_keeps_it():
+    """Others refuse two values of one option."""
+
+    class Own(TyperCommand):
+        pass
+
+    app = typer.Typer()
+    app.command("own", cls=Own)(lambda: None)
+    app.command("usual")(lambda: None)
+    commands._once(app)
+    kinds = {command.name: command.cls for command in app.registered_commands}
+    assert kinds == {"own": Own, "usual": commands._Once}

@@ -82,6 +82,20 @@ def test_long_measurements_say_what_they_do_and_short_ones_do_not(monkeypatch):
     assert said == ["measuring this machine once: what steps cost"]
 
 
+def test_a_measurement_in_pieces_is_told_of_when_they_have_taken_long(clock):
+    said, allowed = [], Budget()
+    with budget.reporting(said.append):
+        for _ in range(7):
+            with allowed.looking("what steps cost"), allowed.looking("a part of it"):
+                clock.now += 0.4
+            said.append(allowed.spent)
+    line = "measuring this machine once: what steps cost"
+    assert [one if one == line else round(one, 1) for one in said] == [
+        *(0.4, 0.8, 1.2, 1.6),
+        *(line, 2.0, 2.4, 2.8),
+    ]
+
+
 def test_settings_without_time_are_estimated_by_the_bytes_of_their_weights(clock, monkeypatch):
     def cost(model, widths, repeats):
         clock.now += 2.0

@@ -53,7 +53,7 @@ def test_one_row_is_measured_first_then_all_and_nothing_twice(looks):
     parts = _measurements(engine, 8)
     assert [next(parts) for _ in range(3)] == [False, False, True]
     assert (looks, sorted(engine.costs.times)) == ([1] * 3, [1])
-    assert list(parts) == [False, False, True, False, True]  # 4 rows are known before the look at 8
+    assert list(parts) == [False, False, True] * 2  # 4 rows are known before a look at 8
     assert (looks, sorted(engine.costs.times)) == ([1] * 3 + [4] * 3 + [8] * 3, [1, 4, 8])
     assert list(_measurements(engine, 8)) == []
     assert len(looks) == 9
@@ -128,9 +128,17 @@ def test_a_real_measurement_stops_behind_every_look(monkeypatch):
     monkeypatch.setattr(measure, "measured", MEASURED)
     monkeypatch.setattr(measure, "CONTEXTS", (8, 16))
     engine, most = adaptive(), 0
-    for _ in engine.pricing(2):
+    news = []
+    for known in engine.pricing(2):
         most, took[:] = max(most, len(took)), []
+        news.append(known)
+        if len(news) == 1:  # a request comes, whose estimate is none
+            engine.estimate_costs()
+            took.clear()
     assert most == 1
+    assert news.count(True) == 2  # a table of one row, and one of two
+    assert not news[0]
+    assert not news[1]
     assert sorted(engine.costs.times) == [1, 2]
 
 

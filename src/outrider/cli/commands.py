@@ -54,6 +54,8 @@ class _Once(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Read what was typed."""
+        if ctx.resilient_parsing:  # for completion, of what is half typed
+            return super().parse_args(ctx, args)
         single = [one for one in self.params if isinstance(one, TyperOption) and not one.multiple]
         every, repeated = copy.copy(self), [copy.copy(one) for one in single]
         for one in repeated:
@@ -71,9 +73,10 @@ class _Once(TyperCommand):
 
 
 def _once(app: typer.Typer) -> None:
-    """Have all commands refuse what would be lost."""
+    """Have all commands refuse what would be lost, but for those with a class of their own."""
     for command in app.registered_commands:
-        command.cls = _Once
+        if command.cls in (None, TyperCommand):
+            command.cls = _Once
     for group in app.registered_groups:
         if group.typer_instance is not None:
             _once(group.typer_instance)

@@ -1,5 +1,6 @@
 """`outrider serve`: OpenAI's API over a live batch of one model."""
 
+import atexit
 import os
 import re
 import signal
@@ -220,9 +221,18 @@ def _run(
             fail(f"{type(engine.fault).__name__}: {engine.fault}")
         code = 0 if engine.fault is None else EXIT_ERROR
         if not ended:
-            os._exit(code)  # a kernel under way keeps a process from its end
+            _leave(code)
         if code:
             raise typer.Exit(code)
+
+
+def _leave(code: int) -> None:
+    """End the process although a kernel is under way: what ends with it (a compiler, a temporary
+    folder, other ranks) is told, for a second at most."""
+    tell = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    tell.start()
+    tell.join(1.0)
+    os._exit(code)
 
 
 class _Terminated(KeyboardInterrupt):

@@ -264,8 +264,9 @@ class Engine:
                 deque(self._pricing(missing), maxlen=0)
         return self.costs
 
-    def pricing(self, max_num_seqs: int) -> Iterator[None]:
-        """The same for who has other things to do: it stops behind every look at the clock."""
+    def pricing(self, max_num_seqs: int) -> Iterator[bool]:
+        """The same for who has other things to do: it stops behind every look at the clock, and
+        says whether that has measured steps of some number of rows."""
         yield from self._pricing(self._unpriced(max_num_seqs))
 
     def estimate_costs(self) -> None:
@@ -284,7 +285,7 @@ class Engine:
             self._priced = max_num_seqs
         return missing
 
-    def _pricing(self, missing: Sequence[int]) -> Iterator[None]:
+    def _pricing(self, missing: Sequence[int]) -> Iterator[bool]:
         """One table after the other, each with its part of what is left of the budget."""
         for left, rows in enumerate(missing):
             if rows > 1 and self.budget.over():
@@ -292,16 +293,17 @@ class Engine:
             with self.budget.part(1 / (len(missing) - left)):
                 work = measure.measured(self, rows)
                 while (more := self._look(work)) is None:
-                    yield
+                    yield False
             known = None if self._estimated else self.costs
             self.costs, self._estimated = more if known is None else known.merged(more), False
             if self.kept is not None:
                 self.kept(self.costs)
+            yield True
 
     @inference
     def _look(self, work: measure.Looks[Costs]) -> Costs | None:
         """Go on with a measurement until its next stop; what it has found at its end."""
-        with budget.under(self.budget) as allowed, allowed.measuring("what steps cost"):
+        with budget.under(self.budget) as allowed, allowed.looking("what steps cost"):
             try:
                 next(work)
             except StopIteration as end:

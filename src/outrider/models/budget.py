@@ -24,6 +24,7 @@ def _line(said: str) -> None:
     _log.warning("%s", said)
 
 
+_SAID = "measuring this machine once: {}"
 _teller: ContextVar[Callable[[str], object]] = ContextVar("_teller", default=_line)
 
 
@@ -42,6 +43,7 @@ class Budget:
         self._spent = 0.0
         self._since: float | None = None  #: when what runs now began
         self._ceiling = math.inf  #: what a part of it may spend to
+        self._looked = 0.0  #: seconds of `looking`
 
     def allow(self, parameters: int) -> None:
         """Set it for a model of this size, which is loaded by now; one without an end stays so, and
@@ -87,12 +89,29 @@ class Budget:
             self._ceiling = before
 
     @contextmanager
+    def looking(self, what: str) -> Iterator[None]:
+        """One piece of a measurement that goes on later; all of them are told of when they have
+        taken long, once."""
+        if self._since is not None:
+            yield
+            return
+        self._since = time.process_time()
+        try:
+            yield
+        finally:
+            before, spent = self._spent, self.spent
+            self._spent, self._since = spent, None
+            self._looked, looked = self._looked + spent - before, self._looked
+            if looked < TELLS <= self._looked:
+                _teller.get()(_SAID.format(what))
+
+    @contextmanager
     def measuring(self, what: str) -> Iterator[None]:
         """In here time is spent on measuring; long work is told of, once."""
         if self._since is not None:  # a part of a measurement
             yield
             return
-        said = f"measuring this machine once: {what}"
+        said = _SAID.format(what)
         timer = threading.Timer(TELLS, _teller.get(), (said,))
         timer.daemon = True
         timer.start()

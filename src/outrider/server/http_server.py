@@ -1,6 +1,7 @@
 """uvicorn's server, which tells those who still wait that it is closing."""
 
 import asyncio
+import math
 import socket
 from typing import Any
 
@@ -91,6 +92,7 @@ class HttpServer(uvicorn.Server):
             ws="none",
             log_level="warning",
             log_config=None,  # its own would close the handlers of everybody else's loggers
+            timeout_graceful_shutdown=math.ceil(grace + _TOLD) + 1,  # of what waits for neither
         )
         super().__init__(config)
         self._engine, self._grace, self._ends = site.engine, grace, ends
