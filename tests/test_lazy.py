@@ -38,12 +38,13 @@ def test_what_is_frozen_is_let_go_at_the_end_where_triton_would_call_it_leaked(m
     assert len(thawed) == there
 
 
-def test_a_program_never_looks_through_its_imports(looks):
+def test_a_program_never_looks_through_its_imports(looks, monkeypatch):
+    told = []
+    monkeypatch.setattr(lazy.gc, "freeze", lambda: told.append("frozen"))
+    monkeypatch.setattr(lazy.atexit, "register", told.append)
     lazy.collect_seldom()
-    made = [[number] for number in range(1000)]
-    before = gc.get_freeze_count()
     lazy.collect_as_usual()
-    assert gc.get_freeze_count() >= before + len(made)
+    assert told == ["frozen", lazy._unfrozen]
     assert not looks
     assert gc.get_threshold() == lazy._USUAL
 

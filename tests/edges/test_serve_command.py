@@ -3,12 +3,14 @@
 import logging
 import os
 import socket
+import threading
 
 import pytest
 import uvicorn
 from served import linked
 from starlette.testclient import TestClient
 
+from outrider.cli import serve
 from outrider.cli.serve import _parted
 from outrider.server import engine_process
 from outrider.server.engine_loop import Broken, EngineLoop
@@ -147,3 +149,15 @@ def test_an_engine_that_is_lost_ends_the_command_with_a_code(outrider, monkeypat
     assert code == 2
     assert "the engine ended no turn for 120 s" in err
     assert ended == [2] * stuck
+
+
+def test_a_kernel_under_way_keeps_no_server_from_telling_what_ends_with_it(monkeypatch):
+    """A compiler in the background, a temporary folder, other ranks; it waits a second for them."""
+    told, goes_on = [], threading.Event()
+    monkeypatch.setattr(serve.atexit, "_run_exitfuncs", lambda: told.append(1) or goes_on.wait(60))
+    monkeypatch.setattr(serve.os, "_exit", lambda code: told.append(f"ended {code}"))
+    try:
+        serve._leave(3)
+    finally:
+        goes_on.set()
+    assert told == [1, "ended 3"]

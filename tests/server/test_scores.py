@@ -9,6 +9,9 @@ import pytest
 from served import NAME, PROMPT, serving, write
 from test_routes import said, teacher_forced
 
+from outrider.errors import NumericalError
+from outrider.server import app
+
 
 def post(server, path, body, kind="application/json"):
     data = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -157,3 +160,16 @@ def test_a_loop_that_is_full_says_so(shipped):
         with pytest.raises(openai.BadRequestError, match="room for 2"):
             write(server.client(), n=3)
         assert len(write(server.client(), n=2, max_tokens=2).choices) == 2
+
+
+def test_a_fault_of_ours_is_an_answer_and_a_line_of_the_log(server, monkeypatch, caplog):
+    def broken(*_):
+        raise NumericalError("NaN in a layer")
+
+    monkeypatch.setattr(app, "tokenized", broken)
+    status, told = post(server, "/tokenize", {"prompt": PROMPT})
+    assert status == 500
+    assert "NaN in a layer" in told["error"]["message"]
+    (line,) = [one for one in caplog.records if one.name == "outrider.server"]
+    assert line.getMessage() == "POST /tokenize"
+    assert line.exc_info[0] is NumericalError

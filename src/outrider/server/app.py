@@ -1,6 +1,7 @@
 """The routes of `outrider serve`."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ from outrider.server.tokens_api import (
 )
 from outrider.text.speculator import Speculator
 
+_log = logging.getLogger("outrider.server")
 EVENTS = "text/event-stream"
 RecordingForm = Annotated[TranscriptionForm, Form(media_type="multipart/form-data")]
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -359,4 +361,7 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(OutriderError)
     @app.exception_handler(Exception)
     async def crashed(http: HttpRequest, error: Exception) -> JSONResponse:
-        return errors.response(error)
+        answer = errors.response(error)
+        if answer.status_code == 500 and isinstance(error, OutriderError):  # others are logged
+            _log.error("%s %s", http.method, http.url.path, exc_info=error)
+        return answer

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from outrider import arguments
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
-from outrider.loading import load
 from outrider.models.sources import DTYPES
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.shipped import shipped
@@ -25,7 +24,7 @@ from outrider.tree import parents_of
 from outrider_lab.bench import measure
 from outrider_lab.bench.arms import Stock, TimedCompletion
 from outrider_lab.bench.intervals import Interval
-from outrider_lab.bench.machine import environment
+from outrider_lab.bench.machine import environment, load_to_measure
 from outrider_lab.bench.measure import Trial
 from outrider_lab.bench.prompts import read_prompts
 from outrider_lab.certify.report import Row
@@ -213,7 +212,7 @@ class Comparison:
             self.dtypes += [d for d in ("float32", "bfloat16") if d != self.dtypes[0]]
 
     def _load(self, dtype: str) -> Speculator:
-        pair = load(
+        pair = load_to_measure(
             self.target,
             self.draft,
             dtype=dtype,

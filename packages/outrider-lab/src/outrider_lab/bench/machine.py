@@ -7,9 +7,13 @@ import shlex
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider.models import calibrate
 from outrider_lab.certify.report import Row
+
+if TYPE_CHECKING:
+    from outrider.text.speculator import Speculator
 
 
 def environment() -> Row:
@@ -24,6 +28,16 @@ def environment() -> Row:
         "python": platform.python_version(),
         **{name: version(name) for name in ("outrider", "torch", "transformers", "numpy")},
     }
+
+
+def load_to_measure(*models: Any, **options: Any) -> "Speculator":
+    """`outrider.load` for what measures: it waits for kernels that are being compiled, as every
+    later start has them."""
+    from outrider.loading import load
+    from outrider.models.cpu_kernels import build
+
+    build.be_patient()
+    return load(*models, **options)
 
 
 def command() -> str:

@@ -75,10 +75,8 @@ def compare(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare with plain decoding and with transformers on the same prompts, interleaved."""
-    from outrider.models.cpu_kernels import build
     from outrider_lab.bench.compare import ComparePlan, Comparison
 
-    build.be_patient()
     trees = tuple(parse_branching(text) or () for text in branching or ())
     plan = ComparePlan(
         target,

@@ -34,16 +34,14 @@ def demo(
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each arm.")] = 3,
 ) -> None:
     """Complete three held-out Python prompts, then compare with plain decoding."""
-    from outrider.loading import load
-    from outrider.models.cpu_kernels import build
+    from outrider_lab.bench.machine import load_to_measure
 
-    build.be_patient()  # what it shows is what every later start has
     target, draft = (f"{parameters(which) / 1e6:.1f} M" for which in ("target", "draft"))
     out.print(
         "Loading the shipped pair (the first run measures this machine for a few seconds) ..."
     )
     with working(LOADING):
-        pair = load(num_speculative_tokens=num_speculative_tokens)
+        pair = load_to_measure(num_speculative_tokens=num_speculative_tokens)
     notes = pair.notes
     out.print(
         f"target {target} parameters, draft {draft}; {notes.dtype}, {notes.threads} thread(s), "

@@ -267,9 +267,8 @@ def _measured(
     model: "ModelSource | None", dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
 ) -> "Machine":
     """This processor's rates with this model."""
-    from outrider.loading import load
     from outrider.models import TreeDecoder
-    from outrider.models.cpu_kernels import build
+    from outrider_lab.bench.machine import load_to_measure
     from outrider_lab.bench.rates import measured
 
     if model is None or rates.given():
@@ -279,8 +278,7 @@ def _measured(
             "and leave rates out"
         )
     kind = dtype or model.checkpoint_dtype()
-    build.be_patient()
-    loaded = load(
+    loaded = load_to_measure(
         model.given,
         drafter="suffix",
         dtype=kind,

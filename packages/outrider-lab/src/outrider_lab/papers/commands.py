@@ -290,15 +290,13 @@ def speed(
 
     A chain of --draft-model, or prompt lookup where there is a --model and no --draft-model.
     """
-    from outrider.loading import load
-    from outrider.models.cpu_kernels import build
+    from outrider_lab.bench.machine import load_to_measure
     from outrider_lab.papers import speed as experiment
 
-    build.be_patient()
     folder(asked.out)
     texts = read_prompts(asked.prompts, 20 if asked.quick else 30)
     alone = asked.target is not None and asked.draft is None
-    pair = load(
+    pair = load_to_measure(
         asked.target,
         asked.draft,
         drafter="prompt_lookup" if alone else None,

@@ -74,16 +74,15 @@ class PaperRequest:
 
         What is missing for the results is said before anything is loaded or measured.
         """
-        from outrider.loading import load
-        from outrider.models.cpu_kernels import build
+        from outrider_lab.bench.machine import load_to_measure
 
-        build.be_patient()
         folder(self.out)
         if self.pictures:
             pyplot()
         count = "auto" if self.threads is None else self.threads
         models = self.target, self.draft
-        return load(*models, drafter=drafter, dtype=self.dtype, threads=count, planner="fixed")
+        how = {"dtype": self.dtype, "threads": count, "planner": "fixed"}
+        return load_to_measure(*models, drafter=drafter, **how)
 
     def pair(self) -> "Speculator":
         """The pair."""

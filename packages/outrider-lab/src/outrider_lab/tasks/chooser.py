@@ -12,9 +12,8 @@ from pathlib import Path
 from outrider import Engine
 from outrider.cli.console import Show
 from outrider.errors import ConfigurationError
-from outrider.loading import load
-from outrider.models.cpu_kernels import build
 from outrider_lab.bench import intervals
+from outrider_lab.bench.machine import load_to_measure
 from outrider_lab.bench.prompts import read_rows
 from outrider_lab.certify.report import Row
 from outrider_lab.papers.record import Tables
@@ -66,8 +65,7 @@ def run(asked: ChoiceRequest, progress: Show) -> tuple[Tables, str]:
     reads no text.
     """
     tasks = some(read_rows(asked.prompts), asked.limit)
-    build.be_patient()
-    base = load(asked.model, asked.draft, dtype=asked.dtype, threads=asked.threads)
+    base = load_to_measure(asked.model, asked.draft, dtype=asked.dtype, threads=asked.threads)
     if base.engine.target.reads != "text" or base.tokenizer is None:
         raise ConfigurationError(
             f"prompts are asked of a model that goes on from text; got {asked.model!r}; give one "

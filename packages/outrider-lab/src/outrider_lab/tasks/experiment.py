@@ -7,10 +7,9 @@ from outrider.cli.console import Show
 from outrider.drafters.ngram_table import opened
 from outrider.engine.speculation_policy import FixedLength
 from outrider.errors import ConfigurationError
-from outrider.loading import load
-from outrider.models.cpu_kernels import build
 from outrider.text.speculator import Speculator
 from outrider_lab import drawing
+from outrider_lab.bench.machine import load_to_measure
 from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
 from outrider_lab.papers.options import layers_of
@@ -70,8 +69,7 @@ def run(
     else:
         tasks = prompts.human_eval(asked.human_eval, each)
     chosen = None if asked.drafters is None else asked.drafters.split(",")
-    build.be_patient()
-    base = load(asked.target, asked.draft, dtype=asked.dtype, threads=asked.threads)
+    base = load_to_measure(asked.target, asked.draft, dtype=asked.dtype, threads=asked.threads)
     target = base.engine.target
     if target.reads != "text" or base.tokenizer is None:
         raise ConfigurationError(
