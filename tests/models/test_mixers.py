@@ -204,6 +204,29 @@ def test_norms_are_computed_as_modelling_files_say(kind):
         assert torch.equal(part(*given), forward(part, *given))  # where gradients are asked for
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda nodes: torch.randn(2, nodes, 2, 3, 64)[:, :, 1],  # 4-d
+        lambda nodes: torch.randn(2, nodes, 5, 64)[:, :, 1:2],
+        lambda nodes: torch.randn(2, nodes, 2, 64)[:, :, 1],  # 3-d
+        lambda nodes: torch.randn(2, 3, 64)[:, :nodes],
+        lambda nodes: torch.randn(nodes, 2, 64).transpose(0, 1),
+        lambda nodes: torch.randn(2, nodes, 64, 2)[..., 1],
+        lambda nodes: torch.randn(64)[None].expand(nodes, -1),
+        lambda nodes: torch.randn(64),
+    ],
+)
+def test_a_gate_is_read_from_where_it_lies(cut, nodes, ahead):
+    """Parts of larger tables, whose rows may be as far from each other or not."""
+    gate = cut(nodes)
+    x, weight = torch.randn(gate.shape), torch.randn(64)
+    expected = mixers.norm(x, weight, 1e-6, 64, gate.clone().contiguous(), ahead)
+    assert torch.equal(mixers.norm(x, weight, 1e-6, 64, gate, ahead), expected)
+
+
 def test_a_norm_of_another_formula_is_left_alone():
     """Kimi's gate is a sigmoid."""
     model = made("kimi_linear")
