@@ -1,6 +1,9 @@
 """What stands between products of layers with states, compiled: what torch's operators give, and
 the same bits for a node whatever stands beside it."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from recurrent_models import made
@@ -234,3 +237,63 @@ def test_a_norm_of_another_formula_is_left_alone():
     assert compile_norms(model) > 0
     computed = {type(p).__name__ for p in model.modules() if "forward" in vars(p)}
     assert left - computed == {"KimiLinearRMSNormGated"}
+
+
+class FusedRMSNorm(torch.nn.Module):
+    """As in modelling files of others: what is added first is taken along."""
+
+    eps = 1e-6
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64))
+
+    def forward(self, hidden_states, residual):
+        summed = hidden_states + residual
+        return torch.nn.functional.rms_norm(summed, (64,), self.weight, self.eps), summed
+
+
+class PairRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states, torch.zeros_like(hidden_states))
+
+
+class CardRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states):
+        raise RuntimeError("on a card alone")
+
+
+class KeywordRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states, *, gate):
+        return hidden_states * gate
+
+
+class PlainRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states, torch.zeros_like(hidden_states))[0]
+
+
+def test_norms_that_take_or_give_something_else_are_left_alone():
+    """They ended a load in a TypeError."""
+    kinds = (FusedRMSNorm, PairRMSNorm, CardRMSNorm, KeywordRMSNorm, PlainRMSNorm)
+    model = torch.nn.ModuleList(kind() for kind in kinds)
+    assert compile_norms(model) == 1
+    assert ["forward" in vars(part) for part in model] == [False] * 4 + [True]
+
+
+def test_a_model_with_compiled_norms_goes_with_its_last_name():
+    """Programs keep what is there after a load from the collector, candidates of it too."""
+    model = made("falcon_h1")
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        assert compile_norms(model) > 0
+        gone = [weakref.ref(part) for part in model.modules() if "forward" in vars(part)]
+        gone += [weakref.ref(part.weight) for part in model.modules() if "forward" in vars(part)]
+        whole = weakref.ref(model)
+        del model
+        assert [ref() for ref in gone] == [None] * len(gone)
+        assert whole() is None
+    finally:
+        if was:
+            gc.enable()
