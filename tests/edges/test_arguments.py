@@ -427,6 +427,10 @@ def test_copies_of_the_largest_seed_are_drawn():
         (["base.pt"], ["files of torch alone"]),
         (["notes.txt"], ["no local folder with a config.json"]),
         (["source.spm", "config.json"], ["whose config.json cannot be used"]),  # transformers' own
+        (["vocabulary.txt", "config.json"], ["whose config.json cannot be used"]),
+        (["vocabulary.txt"], ["no local folder with a config.json"]),
+        (["optimizer.pt", "adapter_config.json"], ["an adapter's weights are read from"]),
+        (["optimizer.pt", "adapter_model.safetensors"], ["no local folder with a config.json"]),
     ],
 )
 def test_folders_of_other_programs_say_what_they_are(tmp_path, files, parts):

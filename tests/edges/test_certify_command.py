@@ -1,9 +1,13 @@
 """`outrider certify` of encoder-decoders: sources of a file, made up, and what is refused."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from test_source_arguments import folder  # noqa: F401
+
+import outrider
+from outrider_lab.commands.certify import certify_prompts
 
 FEW = "--tokens 256 --samples 32 --equality-tokens 32 --effect 0.6 --rows 16".split()
 FEW += ["--threads", "1", "--json"]
@@ -36,6 +40,19 @@ def test_one_line_says_what_is_wrong(outrider, folder, tmp_path, typed, says):  
     code, _, err = outrider("certify", "--model", folder, *given, *FEW)
     assert (code, err.count("\n")) == (2, 1)
     assert says in err
+
+
+def test_sources_are_read_by_what_reads_them_for_a_text(folder, tmp_path, monkeypatch):  # noqa: F811
+    path = tmp_path / "sources.txt"
+    path.write_text("w9 w4 w7\nw1\n")
+    pair = outrider.load(folder, drafter="recall", threads=1, planner="fixed")
+    encoder = Mock(wraps=pair.prompt_encoder)
+    monkeypatch.setattr(pair, "prompt_encoder", encoder)
+    decoded = certify_prompts(pair, None, path)
+    encoder.read.assert_called_once_with(["w9 w4 w7", "w1"])
+    assert len(decoded.prompts) == len(decoded.inputs) == 2
+    assert certify_prompts(pair, None, None).prompts[0] == decoded.prompts[0]
+    encoder.begin.assert_called_once_with()
 
 
 def test_sources_for_a_model_of_text_are_refused(outrider, tmp_path):

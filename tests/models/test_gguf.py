@@ -70,7 +70,9 @@ def test_a_folder_of_such_files_says_to_name_one(written, tmp_path, role):
     (tmp_path / "b.gguf").write_bytes(b"")
     (tmp_path / "a.gguf").write_bytes(b"")
     models = [tmp_path] if role == "target" else [llama(), tmp_path]
-    with pytest.raises(ConfigurationError, match=rf"the {role} model .*; name \S*a\.gguf$"):
+    with pytest.raises(
+        ConfigurationError, match=rf"the {role} model .*; name one of them: \S*a\.gguf$"
+    ):
         outrider.load(*models)
 
 

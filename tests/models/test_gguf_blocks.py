@@ -1,6 +1,7 @@
 """A GGUF file's weights stay in its blocks: numbers, memory, texts, laws; what cannot be read."""
 
 import logging
+import struct
 
 import pytest
 import tiny_gguf
@@ -144,11 +145,34 @@ def test_blocks_that_no_kernel_reads_are_widened_and_that_is_said(files, caplog)
 
 @pytest.mark.parametrize(
     ("cut", "said"),
-    [(3, "cannot be read|does not begin"), (200, "cannot read"), (-100, "it ends within")],
+    [
+        (3, "does not begin"),
+        *((at, f"it ends within its data, at byte {at} of") for at in (4, 10, 24, 60, 200)),
+        (-100, "it ends within its data"),
+    ],
 )
 def test_a_damaged_file_is_refused(files, tmp_path, cut, said):
     path = tmp_path / "cut.gguf"
     path.write_bytes(files("llama", "Q8_0").read_bytes()[:cut])
+    with pytest.raises(ConfigurationError, match=said):
+        GgufFile(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (8, struct.pack("<Q", 3) + b"\xff\xfea", r"architecture is no UTF-8: b'\\xff\\xfea'"),
+        (4, struct.pack("<I", 7), "architecture is no text but UINT32"),
+        (9, struct.pack("<IQI", 4, 1, 7), "architecture is no text but ARRAY of UINT32"),
+        (9, struct.pack("<IQQ", 8, 1, 0), "architecture is no text but ARRAY of STRING"),
+    ],
+    ids=["latin", "number", "numbers", "texts"],
+)
+def test_an_architecture_that_is_no_text_is_refused(tmp_path, kind, value, said):
+    key, path = b"general.architecture", tmp_path / "named.gguf"
+    path.write_bytes(
+        struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, len(key)) + key + struct.pack("<I", kind) + value
+    )
     with pytest.raises(ConfigurationError, match=said):
         GgufFile(path)
 

@@ -1,6 +1,9 @@
 """What stands between products of layers with states, compiled: what torch's operators give, and
 the same bits for a node whatever stands beside it."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from recurrent_models import made
@@ -204,6 +207,29 @@ def test_norms_are_computed_as_modelling_files_say(kind):
         assert torch.equal(part(*given), forward(part, *given))  # where gradients are asked for
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda nodes: torch.randn(2, nodes, 2, 3, 64)[:, :, 1],  # 4-d
+        lambda nodes: torch.randn(2, nodes, 5, 64)[:, :, 1:2],
+        lambda nodes: torch.randn(2, nodes, 2, 64)[:, :, 1],  # 3-d
+        lambda nodes: torch.randn(2, 3, 64)[:, :nodes],
+        lambda nodes: torch.randn(nodes, 2, 64).transpose(0, 1),
+        lambda nodes: torch.randn(2, nodes, 64, 2)[..., 1],
+        lambda nodes: torch.randn(64)[None].expand(nodes, -1),
+        lambda nodes: torch.randn(64),
+    ],
+)
+def test_a_gate_is_read_from_where_it_lies(cut, nodes, ahead):
+    """Parts of larger tables, whose rows may be as far from each other or not."""
+    gate = cut(nodes)
+    x, weight = torch.randn(gate.shape), torch.randn(64)
+    expected = mixers.norm(x, weight, 1e-6, 64, gate.clone().contiguous(), ahead)
+    assert torch.equal(mixers.norm(x, weight, 1e-6, 64, gate, ahead), expected)
+
+
 def test_a_norm_of_another_formula_is_left_alone():
     """Kimi's gate is a sigmoid."""
     model = made("kimi_linear")
@@ -211,3 +237,63 @@ def test_a_norm_of_another_formula_is_left_alone():
     assert compile_norms(model) > 0
     computed = {type(p).__name__ for p in model.modules() if "forward" in vars(p)}
     assert left - computed == {"KimiLinearRMSNormGated"}
+
+
+class FusedRMSNorm(torch.nn.Module):
+    """As in modelling files of others: what is added first is taken along."""
+
+    eps = 1e-6
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64))
+
+    def forward(self, hidden_states, residual):
+        summed = hidden_states + residual
+        return torch.nn.functional.rms_norm(summed, (64,), self.weight, self.eps), summed
+
+
+class PairRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states, torch.zeros_like(hidden_states))
+
+
+class CardRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states):
+        raise RuntimeError("on a card alone")
+
+
+class KeywordRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states, *, gate):
+        return hidden_states * gate
+
+
+class PlainRMSNorm(FusedRMSNorm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states, torch.zeros_like(hidden_states))[0]
+
+
+def test_norms_that_take_or_give_something_else_are_left_alone():
+    """They ended a load in a TypeError."""
+    kinds = (FusedRMSNorm, PairRMSNorm, CardRMSNorm, KeywordRMSNorm, PlainRMSNorm)
+    model = torch.nn.ModuleList(kind() for kind in kinds)
+    assert compile_norms(model) == 1
+    assert ["forward" in vars(part) for part in model] == [False] * 4 + [True]
+
+
+def test_a_model_with_compiled_norms_goes_with_its_last_name():
+    """Programs keep what is there after a load from the collector, candidates of it too."""
+    model = made("falcon_h1")
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        assert compile_norms(model) > 0
+        gone = [weakref.ref(part) for part in model.modules() if "forward" in vars(part)]
+        gone += [weakref.ref(part.weight) for part in model.modules() if "forward" in vars(part)]
+        whole = weakref.ref(model)
+        del model
+        assert [ref() for ref in gone] == [None] * len(gone)
+        assert whole() is None
+    finally:
+        if was:
+            gc.enable()

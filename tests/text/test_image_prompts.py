@@ -7,7 +7,8 @@ import zlib
 import pytest
 import seq2seq_families
 import torch
-from image_folder import kept, picture, png, saved, url, words
+import transformers
+from image_folder import kept, picture, png, saved, torchvision, url, words
 from installed import params
 
 import outrider
@@ -232,3 +233,21 @@ def test_a_video_in_a_message_is_refused_in_words(seeing, kind):
     part = {"type": kind, kind: "clip.mp4"}
     with pytest.raises(PromptError, match="videos in messages are not read"):
         seeing.generate([{"role": "user", "content": [part]}], GREEDY, SHORT)
+
+
+@pytest.mark.parametrize(
+    ("told", "message", "skipped"),
+    [
+        ("5.19.4", "CLIPImageProcessor requires the Torchvision library", True),
+        ("5.20.0", "CLIPImageProcessor requires the Torchvision library", False),
+        ("5.19.4", "cannot import name 'CLIPImageProcessor'", False),
+    ],
+)
+def test_tests_are_skipped_where_transformers_wants_torchvision(
+    monkeypatch, told, message, skipped
+):
+    """Before 5.20 alone: since then it is an error."""
+    monkeypatch.setattr(transformers, "__version__", told)
+    with pytest.raises((pytest.skip.Exception, ImportError)) as raised, torchvision():
+        raise ImportError(message)
+    assert raised.type is (pytest.skip.Exception if skipped else ImportError)

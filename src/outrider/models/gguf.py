@@ -52,19 +52,32 @@ class GgufFile:
         self.path = Path(path)
         try:
             read = pretrained.gguf_tensors(self.path)
+            self.architecture = _text(read.fields.get("general.architecture"))
+            self.tensors = {
+                one.name: StoredTensor(
+                    one.tensor_type.name, tuple(map(int, one.shape[::-1])), _rows(one.data)
+                )
+                for one in read.tensors
+            }
         except ValueError as error:
             raise ConfigurationError(
                 f"cannot read the GGUF file; got {str(path)!r} ({error}); download it again, or "
                 "convert it with a newer llama.cpp"
             ) from error
-        named = read.fields.get("general.architecture")
-        self.architecture = "" if named is None else bytes(named.parts[named.data[0]]).decode()
-        self.tensors = {
-            one.name: StoredTensor(
-                one.tensor_type.name, tuple(map(int, one.shape[::-1])), _rows(one.data)
-            )
-            for one in read.tensors
-        }
+
+
+def _text(field: Any) -> str:
+    """What a field of the metadata says; "" where there is none."""
+    if field is None:
+        return ""
+    kinds = [kind.name for kind in field.types]
+    if kinds != ["STRING"]:
+        raise ValueError(f"its {field.name} is no text but {' of '.join(kinds)}")
+    said = bytes(field.parts[field.data[0]])
+    try:
+        return said.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"its {field.name} is no UTF-8: {said[:40]!r}") from None
 
 
 def _rows(data: "np.ndarray[Any, Any]") -> "NDArray[np.uint8]":

@@ -77,7 +77,7 @@ def gguf_tensors(path: Path) -> Any:
     try:
         read = _reader(import_module("gguf"), lists=False)(path, "c")  # torch wants to write to it
     except (ValueError, LookupError) as error:
-        raise ValueError(f"it ends within its data, or is of another version: {error}") from error
+        raise ValueError(f"it is damaged, or of another version: {error}") from error
     if read.byte_order != "I":
         raise ValueError("its numbers have another order of bytes than this machine's")
     return read
@@ -89,6 +89,14 @@ def _reader(gguf: Any, lists: bool) -> Any:
     kinds = gguf.GGUFValueType
 
     class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # the package has no types
+        def _get(self, offset: int, dtype: Any, count: int = 1, *how: Any, **named: Any) -> Any:
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            if end > len(self.data):
+                raise ValueError(
+                    f"it ends within its data, at byte {len(self.data)} of {end} or more"
+                )
+            return super()._get(offset, dtype, count, *how, **named)
+
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if int(raw_type) == kinds.ARRAY and self.byte_order == "I":
                 found = self._list(int(orig_offs))
@@ -103,8 +111,6 @@ def _reader(gguf: Any, lists: bool) -> Any:
             number = self.gguf_scalar_to_np.get(kind)
             if number is not None:
                 values = self._get(start, number, count)
-                if len(values) < count:
-                    raise ValueError("it ends within a list of numbers")
                 if not lists:
                     return 12 + values.nbytes, head, [], types
                 return 12 + values.nbytes, [*head, *values[:, None]], [*range(2, 2 + count)], types

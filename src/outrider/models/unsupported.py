@@ -303,7 +303,7 @@ def check_numbers(weights: Mapping[str, Tensor], what: str) -> None:
         )
 
 
-_CTRANSLATE2 = "*vocabulary.*"
+_CTRANSLATE2, _TORCH = "*vocabulary.*", "*.pt"
 #: What folders hold that other programs read, and what to give in its place.
 _ELSEWHERE = {
     "*.gguf": ("GGUF files", "name one of them: {file}"),
@@ -319,7 +319,7 @@ _ELSEWHERE = {
         "give the folder that transformers has",
     ),
     "*.onnx": ("ONNX files", "give the model that they were exported from"),
-    "*.pt": ("files of torch alone", "give a folder with config.json, as transformers saves it"),
+    _TORCH: ("files of torch alone", "give a folder with config.json, as transformers saves it"),
 }
 
 
@@ -327,7 +327,11 @@ def check_files(folder: Path, role: str) -> None:
     """Refuse a folder of another program's files, or of Marian's own, which says what it is."""
     for pattern, (what, do) in _ELSEWHERE.items() if folder.is_dir() else ():
         files = sorted(folder.glob(pattern))
-        # CTranslate2 has a config.json of its own; any other is of a model that is broken
-        if files and (pattern == _CTRANSLATE2 or not (folder / "config.json").is_file()):
+        alone = not (folder / "config.json").is_file()  # else of a model that is broken
+        if pattern == _CTRANSLATE2:  # has a config.json of its own
+            alone = (folder / "model.bin").is_file()
+        elif pattern == _TORCH and any(folder.glob("*.safetensors")):  # a trainer's state
+            alone = False
+        if files and alone:
             do = do.format(file=files[0], folder=folder)
             raise ConfigurationError(f"the {role} model is {what}; got {str(folder)!r}; {do}")

@@ -5,6 +5,7 @@ order. A node is computed in one order whatever stands beside it.
 """
 
 import ctypes
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -101,9 +102,10 @@ def norm(
     width, at, apart = x.shape[-1], 0, 0
     if gate is not None:
         # rows of a gate may be parts of longer ones, all as far from each other
-        if gate.stride(-1) != 1 or not _even(gate):
-            gate = gate.contiguous()
-        at, apart = gate.data_ptr(), gate.stride(-2) if gate.dim() > 1 else width
+        found = _apart(gate)
+        if found is None:
+            gate, found = gate.contiguous(), width
+        at, apart = gate.data_ptr(), found
     out = torch.empty_like(x)
     build.function("outrider_gated_norm", _NORM)(
         x.numel() // width, width, group, apart, gate_ahead, one, eps, x.data_ptr(), at,
@@ -112,9 +114,10 @@ def norm(
     return out
 
 
-def _even(gate: Tensor) -> bool:
-    """Whether all rows are as far apart as those of the last two dimensions."""
-    shape, stride = gate.shape, gate.stride()
-    return all(
-        shape[d] == 1 or stride[d] == shape[d + 1] * stride[d + 1] for d in range(gate.dim() - 2)
-    )
+def _apart(gate: Tensor) -> int | None:
+    """How far apart all rows of a gate are; None: not all as far, or in pieces."""
+    rows = [(n, far) for n, far in zip(gate.shape, gate.stride(), strict=True) if n != 1]
+    for (_, far), (n, inner) in pairwise(rows[:-1]):
+        if far != n * inner:
+            return None
+    return None if gate.stride(-1) != 1 else rows[-2][1] if len(rows) > 1 else gate.shape[-1]

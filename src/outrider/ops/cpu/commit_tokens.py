@@ -45,40 +45,16 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
         return walking.commit_tokens(draft, scores, verdict, ends)
     columns = zip(*map(torch.Tensor.tolist, ends), strict=True)
     rows: list[_CommittedRow] = list(map(_CommittedRow._make, columns))
-    counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
-    paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
-    offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
-    offered = offered * (len(rows) // len(offered))  # a table may be shared
     peaks = match.peaks(scores.laws) if scores.dead_BN is None else None
-    sound = peaks is not None and peaks.sound and draft.laws is None  # nearly always
-    if not sound:
-        tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
+    largest: tuple[Array, Array] | None = None
+    if peaks is None or not peaks.sound or draft.laws is not None:  # seldom
         guesses = np.empty((len(rows), 0))
+        tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
         if draft.laws is not None:
             guesses = _guesses(draft.laws, len(rows))
-        sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())
-    shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
-    block = StepLists([], [], [], counts, [], [], [])
-    for b, row in enumerate(rows):
-        tokens: list[int] = []
-        for node in paths[b]:
-            tokens.append(drafted[b][max(node, 0)])
-        tokens.append(following[b])
-        tokens[counts[b]] = following[b]
-        emitted, reason = _cut(row, tokens[: counts[b] + 1])
-        running = row.reason == RUNNING
-        if running and not sound and _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
-            reason = FAULT
-        overlap, overlaps = 0.0, 0
-        for share in shares[b] if running else ():
-            if share == share:
-                overlap, overlaps = overlap + share, overlaps + 1
-        block.tokens.append(tokens)
-        block.emitted.append(emitted)
-        block.reason.append(reason)
-        block.drafted.append(offered[b] if running else 0)
-        block.overlap.append(overlap)
-        block.overlaps.append(overlaps)
+        if not (np.isfinite(tops).all() and np.isfinite(guesses).all()):
+            largest = tops, guesses
+    block = _lists(draft, verdict, rows, largest)
     emitted_B, reason_B, drafted_B, overlaps_B = host_tables.numbers(
         [block.emitted, block.reason, block.drafted, block.overlaps]
     ).unbind(0)
@@ -93,6 +69,41 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
         ends.length_B,
         block,
     )
+
+
+def _lists(
+    draft: Draft, verdict: Verdict, rows: list[_CommittedRow], largest: tuple[Array, Array] | None
+) -> StepLists:
+    """What each row emits; with the largest logits of its laws, where some are not finite."""
+    counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
+    paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
+    offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
+    offered = offered * (len(rows) // len(offered))  # a table may be shared
+    shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
+    block = StepLists([], [], [], counts, [], [], [])
+    for b, row in enumerate(rows):
+        tokens: list[int] = []
+        for node in paths[b]:
+            tokens.append(drafted[b][max(node, 0)])
+        tokens.append(following[b])
+        tokens[counts[b]] = following[b]
+        emitted, reason = _cut(row, tokens[: counts[b] + 1])
+        running = row.reason == RUNNING
+        if running and largest is not None:
+            tops, guesses = largest
+            if _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
+                reason = FAULT
+        overlap, overlaps = 0.0, 0
+        for share in shares[b] if running else ():
+            if share == share:
+                overlap, overlaps = overlap + share, overlaps + 1
+        block.tokens.append(tokens)
+        block.emitted.append(emitted)
+        block.reason.append(reason)
+        block.drafted.append(offered[b] if running else 0)
+        block.overlap.append(overlap)
+        block.overlaps.append(overlaps)
+    return block
 
 
 def _cut(row: _CommittedRow, tokens: list[int]) -> tuple[int, int]:

@@ -44,7 +44,6 @@ def certify_prompts(
 
     Sources are texts or, for speech to text, recordings: one a line, or JSON lines with `source`.
     """
-    from outrider.text.prompts import PromptEncoder
     from outrider_lab.bench.prompts import read_rows
 
     if speculator.engine.target.reads == "text":
@@ -59,12 +58,7 @@ def certify_prompts(
             "--prompts is what a model without an encoder goes on from; got an encoder-decoder; "
             "give --sources, or neither to have sources made up"
         )
-    hearing, reader = (
-        speculator.hearing,
-        PromptEncoder(
-            speculator.engine.target, speculator.tokenizer, speculator.opening, speculator.eos_ids
-        ),
-    )
+    hearing, reader = speculator.hearing, speculator.prompt_encoder
     if sources is None:
         begun = _begun(hearing) if hearing is not None else reader.begin()
         return Decoded([begun] * MADE_UP)
