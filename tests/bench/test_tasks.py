@@ -122,7 +122,7 @@ def written(out, *more):
 def test_a_run_has_speeds_scores_and_files_of_spec_bench_and_goes_on(
     tmp_path, shipped, monkeypatch
 ):
-    monkeypatch.setattr(experiment, "load", lambda *given, **named: shipped)
+    monkeypatch.setattr(experiment, "load_to_measure", lambda *given, **named: shipped)
     first = written(tmp_path)
     again = written(tmp_path)
     assert first["tables"] == again["tables"], "times are those of the store"
@@ -153,7 +153,7 @@ def test_a_run_has_speeds_scores_and_files_of_spec_bench_and_goes_on(
 
 
 def test_batches_have_the_texts_of_single_prompts(tmp_path, shipped, monkeypatch):
-    monkeypatch.setattr(experiment, "load", lambda *given, **named: shipped)
+    monkeypatch.setattr(experiment, "load_to_measure", lambda *given, **named: shipped)
     written(tmp_path / "single")
     told = written(tmp_path / "batches", "--rows", "4")
     assert "4 together" in told["titles"]["arms"]
@@ -180,7 +180,7 @@ def test_of_several_calls_the_fastest_counts(tmp_path, shipped, monkeypatch):
             row["cpu_time"] = row["wall_time"] = 1.0 if fast else 9.0
         return rows
 
-    monkeypatch.setattr(experiment, "load", lambda *given, **named: shipped)
+    monkeypatch.setattr(experiment, "load_to_measure", lambda *given, **named: shipped)
     monkeypatch.setattr(run, "_decode", slow_but_once)
     told = written(tmp_path, "--rounds", "2")
     assert "the fastest of 2" in told["titles"]["speed"]

@@ -143,6 +143,7 @@ def test_an_engine_that_is_lost_ends_the_command_with_a_code(outrider, monkeypat
     monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
     monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.setattr(os, "_exit", gone)
+    monkeypatch.setattr(serve.atexit, "_run_exitfuncs", lambda: None)
     if stuck:
         monkeypatch.setattr(EngineLoop, "is_alive", lambda loop: True)
     code, _, err = outrider("serve", "--port", 0, "--max-num-seqs", 1, "--processes", 1)
