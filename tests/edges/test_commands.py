@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -183,10 +184,8 @@ def test_only_a_line_feed_ends_a_prompt(tmp_path):
 
 
 def test_the_version_names_what_it_stands_on(outrider):
-    import torch
-
     code, out, err = outrider("--version")
     assert (code, err) == (0, "")
     assert out.startswith("outrider 0.")
-    assert f"torch {torch.__version__}" in out
+    assert f"torch {metadata.version('torch')}," in out
     assert "transformers" in out
