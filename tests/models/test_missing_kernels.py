@@ -57,9 +57,17 @@ def test_models_without_such_states_have_nothing_to_say(monkeypatch, caplog):
     runner._said_once.cache_clear()
     monkeypatch.setattr(build, "unbuilt", lambda: "there is no compiler")
     with caplog.at_level(logging.WARNING, "outrider.models"):
-        notes = load(made("lfm2"), **LOAD).notes
+        notes = load(made("rwkv"), **LOAD).notes
     assert notes.means.endswith("states by torch's operators")
     assert "states of hybrid models" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "means"), [("lfm2", "a compiled kernel"), ("mamba", "torch's operators")]
+)
+def test_a_convolution_counts_where_a_model_has_no_other_states(kind, means):
+    if build.unbuilt() is None:
+        assert load(made(kind), **LOAD).notes.means.endswith(f"states by {means}")
 
 
 @pytest.mark.one_in(2)

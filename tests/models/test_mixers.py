@@ -8,6 +8,8 @@ import pytest
 import torch
 from recurrent_models import made
 
+import outrider
+from outrider import SamplingParams, Stop
 from outrider.models.cpu_kernels import build, mixers, outer_product
 from outrider.models.recurrent.norms import compile_norms
 from outrider.models.recurrent.short_conv import over_windows
@@ -297,3 +299,25 @@ def test_a_model_with_compiled_norms_goes_with_its_last_name():
     finally:
         if was:
             gc.enable()
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "kind",
+    ["granitemoehybrid", "falcon_h1", "mamba2", "qwen3_5_text", "lfm2", "bamba", "nemotron_h"],
+)
+def test_drafted_texts_of_packed_models_are_plain_ones_through_compiled_norms(monkeypatch, kind):
+    normed, theirs = [], mixers.norm
+    monkeypatch.setattr(mixers, "norm", lambda *given: normed.append(1) or theirs(*given))
+    model, prompts = made(kind), [[7, 8, 9, 10, 11] * 5, [3, 4, 5, 6] * 6]
+    packed = {"dtype": "int8", "threads": 1, "planner": "fixed"}
+    plain = outrider.load(model, drafter="root", **packed)
+    drafted = outrider.load(model, drafter="recall", **packed)
+    normed.clear()
+    for sampling in (SamplingParams(0), SamplingParams(0.8, seed=4)):
+        whole = plain.generate(prompts, sampling, Stop(40))
+        found = drafted.generate(prompts, sampling, Stop(40))
+        for one, other in zip(whole.completions, found.completions, strict=True):
+            assert one.token_ids == other.token_ids
+        assert found.stats.accepted > 0
+    assert len(normed) > whole.stats.steps

@@ -41,8 +41,8 @@ MIXERS: Mapping[str, str] = {
     "Qwen4ExpTextPLELayer": "hashed_ngrams",
 }
 
-#: Those files whose recurrence has a kernel of ours (`cpu_kernels/outer_product.c`).
-COMPILED = frozenset({"gated_delta", "ssd"})
+#: Those files that have a kernel of ours (`cpu_kernels/outer_product.c`, `mixers.c`).
+COMPILED = frozenset({"gated_delta", "short_conv", "ssd"})
 
 #: Types of transformers' models whose mixers call these functions, and nothing else of that kind.
 FAMILIES = frozenset(

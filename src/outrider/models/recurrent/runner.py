@@ -106,7 +106,8 @@ def _kernel(functions: Iterable[str], device: torch.device) -> str:
     The packages that transformers looks for (fla, mamba_ssm, causal_conv1d) are never asked: their
     kernels know no trees.
     """
-    if not {MIXERS[name] for name in functions} & COMPILED:
+    kinds = {MIXERS[name] for name in functions}
+    if not (kinds - {"short_conv"} or kinds) & COMPILED:  # of a scan and its convolution the scan
         return "torch's operators"
     why = outer_product.unsupported_reason(torch.empty(1, 1, 16, 16, device=device))
     if why is None:
