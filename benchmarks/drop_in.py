@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from transformers.generation import utils
 
-from outrider.integrations import transformers as fast
 from outrider.sampling.sampling_params import SamplingParams
+from outrider_lab.baselines import assisted_generation as fast
 from outrider_lab.certify import Power, foreign
 from outrider_lab.papers.wagner import compare, generate, methods
 from outrider_lab.papers.wagner_pairs import (

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.generation import utils
 
 from outrider.errors import BackendUnavailable
-from outrider.integrations import transformers as fast
+from outrider_lab.baselines import assisted_generation as fast
 
 FUNCTION, ORIGINAL = utils._speculative_sampling, fast.theirs()
 VOCAB = 48

@@ -46,7 +46,7 @@ def test_returns_what_transformers_expects(paper):
 
 
 def test_exact_accepts_as_transformers_does():
-    from outrider.integrations.transformers import theirs
+    from outrider_lab.baselines.assisted_generation import theirs
 
     draft, target = _logits(gamma=4)
     ids = torch.multinomial(draft[0].softmax(-1), 1).T

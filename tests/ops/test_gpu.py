@@ -265,7 +265,7 @@ def test_no_operation_reads_the_host():
 
 
 def test_drop_in_on_a_device():
-    from outrider.integrations.transformers import speculative_sampling, theirs
+    from outrider_lab.baselines.assisted_generation import speculative_sampling, theirs
 
     for seed in range(sizes(50, 2)):
         case = Case(counts=(1,) * 4, vocab=sizes(32_000, 40), batch=1, seed=seed)

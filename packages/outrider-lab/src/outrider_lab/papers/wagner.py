@@ -23,7 +23,9 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import utils as _utils
 
-from outrider.integrations.transformers import (
+from outrider_lab import profiling
+from outrider_lab.baselines import Paper
+from outrider_lab.baselines.assisted_generation import (
     NAME,
     asked,
     checked,
@@ -31,8 +33,6 @@ from outrider.integrations.transformers import (
     speculative_sampling,
     theirs,
 )
-from outrider_lab import profiling
-from outrider_lab.baselines import Paper
 from outrider_lab.bench import intervals, measure
 from outrider_lab.bench.intervals import Interval
 from outrider_lab.papers.record import Row

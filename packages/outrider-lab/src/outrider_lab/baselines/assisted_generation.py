@@ -1,6 +1,6 @@
 """Exact, fast verification inside transformers' assisted generation, with one line.
 
-    from outrider.integrations import transformers as fast
+    from outrider_lab.baselines import assisted_generation as fast
 
     with fast.patched() as calls:
         model.generate(**inputs, assistant_model=assistant, do_sample=True)
