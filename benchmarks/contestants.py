@@ -16,10 +16,11 @@ from inputs import Inputs
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from outrider import ops, verifiers
-from outrider.integrations.transformers import speculative_sampling, theirs
+from outrider.engine import step
 from outrider.sampling import sampling_params
 from outrider.types import Verdict
 from outrider_lab.baselines import PAPER_EXACT, PAPER_SIGMOID
+from outrider_lab.baselines.assisted_generation import speculative_sampling, theirs
 
 BASE = "transformers"
 THEIRS = theirs()  #: as the installed version wants to be called
@@ -81,7 +82,7 @@ def _rule(backend: str, rule: str = "rejection", kept: bool = False) -> Callable
 
     def run(x: Inputs) -> Any:
         with ops.use(backend):
-            return verifiers.run_kernel(chosen, x.draft if kept else x.cold, x.scores, x.draws)
+            return step.run_kernel(chosen, x.draft if kept else x.cold, x.scores, x.draws)
 
     return run
 

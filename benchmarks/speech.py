@@ -40,7 +40,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.engine.request import Request
-from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Setting
 from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.sources import ModelSource
@@ -108,7 +107,7 @@ class Bench:
         self.draft = made.driven(setting, cpu, vocab)
         self.eight = made.driven(replace(setting, draft_dtype="int8"), cpu, vocab)
         for draft in (self.draft, self.eight):  # as `load` does: no dummy nodes
-            draft.rounding = draft.rounding._replace(rows=PaddingPolicy())
+            draft.rounding = draft.rounding._replace(rows=None)
         self.assistant = assistant(made.model(asked.dtype, cpu))
         self.lean = asked.lean
         self.depths = [int(depth) for depth in asked.depths.split(",")]

@@ -52,6 +52,7 @@ WEIGHT_BYTES = 1.5e9 * 2  #: 1.5 B parameters in 16 bits
 def check(device: str) -> dict[str, Any]:
     """Same path and count as float64 for the same uniforms, and a G-test of the first token."""
     from outrider import ops, verifiers
+    from outrider.engine.step import run_kernel
 
     worst, wrong, total = 0.0, 0, 0
     rule = verifiers.get("rejection")
@@ -59,7 +60,7 @@ def check(device: str) -> dict[str, Any]:
     for seed in range(30):
         x = make(2, 4, 3_001, torch.float32, DISTANCES[seed % 3], seed, device)
         with ops.use(backend):
-            ours = verifiers.run_kernel(rule, x.draft, x.scores, x.draws)
+            ours = run_kernel(rule, x.draft, x.scores, x.draws)
         double = x.scores.laws._replace(logits_BRV=x.target_logits.double())
         guess = x.cold.laws._replace(logits_BRV=x.draft_logits.double())
         with ops.use("reference"):
@@ -129,6 +130,7 @@ def g_test(device: str, backend: str) -> float:
     from scipy.stats import chi2
 
     from outrider import ops, verifiers
+    from outrider.engine.step import run_kernel
     from outrider.types import Draws
 
     vocab, batch = 64, 4_096 if device == "cpu" else 32_768
@@ -151,7 +153,7 @@ def g_test(device: str, backend: str) -> float:
         draft = x.cold._replace(tokens_BN=ids, laws=drafted)
         with ops.use(backend):
             scores, keys = x.scores._replace(laws=laws), Draws(seeds, torch.zeros_like(seeds))
-            found = verifiers.run_kernel(verifiers.get("rejection"), draft, scores, keys)
+            found = run_kernel(verifiers.get("rejection"), draft, scores, keys)
         first = torch.where(found.count_B > 0, tokens, found.next_B)
         counts += torch.bincount(first, minlength=vocab).cpu().numpy()
     expected = x.target_logits[0, 0].double().softmax(-1).cpu().numpy() * counts.sum()

@@ -2,6 +2,7 @@
 
     python tools/house.py [FOLDER]      # src/outrider, or that of another checkout
     python tools/house.py --flow        # and what a load and a greedy request touch, here
+    python tools/house.py --functions   # and by name what the greedy request does
 
 Prints lines, functions over 50 and 100 lines, class names that several classes have, `Any` per
 1,000 lines, `getattr` and `hasattr`, imports of the CPU's and the card's code from outside `ops`,
@@ -10,7 +11,7 @@ limits hold; so does the exit status. What `import outrider` and `--help` take i
 `benchmarks/doors.py`.
 
 With --flow, files and functions of ours that run at least once while the shipped pair is loaded,
-and while it writes 24 tokens after it has written some.
+and while it writes 24 tokens after it has written some; with --functions also which of them.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,13 +58,13 @@ def counted(call):
     sys.setprofile(look)
     result = call()
     sys.setprofile(None)
-    return result, (len({file for file, _ in seen}), len(seen))
+    return result, sorted(seen)
 
 speculator, load = counted(lambda: outrider.load(threads=1, dtype="float32"))
 greedy = SamplingParams(temperature=0)
 speculator.generate("def f(x):", greedy, Stop(8))
 _, greedy = counted(lambda: speculator.generate("def f(x):", greedy, Stop(24)))
-print(json.dumps([*load, *greedy]))
+print(json.dumps([load, greedy]))
 """
 
 
@@ -126,12 +127,19 @@ def twice(texts: Iterable[str]) -> list[str]:
     return [name for name, number in count.items() if number > 1]
 
 
-def flow() -> dict[str, float]:
-    """Files and functions that a load and a greedy request run, of the package that is imported."""
+def flow() -> tuple[list[list[str]], list[list[str]]]:
+    """What a load and a greedy request run of the package that is imported: [file, function]."""
     run = subprocess.run([sys.executable, "-c", FLOW], capture_output=True, text=True, check=True)
-    calls = ("load", "greedy request")
-    names = [f"{what} of a {call}" for call in calls for what in ("files", "functions")]
-    return dict(zip(names, json.loads(run.stdout.splitlines()[-1]), strict=True))
+    load, greedy = json.loads(run.stdout.splitlines()[-1])
+    return load, greedy
+
+
+def by_file(ran: Iterable[Sequence[str]]) -> list[str]:
+    """A line for each file, with its functions."""
+    found = collections.defaultdict[str, list[str]](list)
+    for file, function in ran:
+        found[file.partition("/outrider/")[2]].append(function)
+    return [f"{file}: {', '.join(names)}" for file, names in sorted(found.items())]
 
 
 def main() -> int:
@@ -139,10 +147,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Figures of the house.")
     parser.add_argument("folder", nargs="?", type=Path, default=HERE / "src" / "outrider")
     parser.add_argument("--flow", action="store_true", help="run a load and a greedy request, too")
+    parser.add_argument("--functions", action="store_true", help="and name what the request runs")
     asked = parser.parse_args()
     figures, every = measure(asked.folder)
-    if asked.flow:
-        figures |= flow()
+    if asked.flow or asked.functions:
+        load, greedy = flow()
+        for call, ran in (("load", load), ("greedy request", greedy)):
+            figures[f"files of a {call}"] = len({file for file, _ in ran})
+            figures[f"functions of a {call}"] = len(ran)
+        if asked.functions:
+            print("\n".join(by_file(greedy)))
     for name, value in figures.items():
         limit = f"  (at most {LIMITS[name]})" if name in LIMITS else ""
         print(f"{value:>8}  {name}{limit}")

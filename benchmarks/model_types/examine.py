@@ -146,7 +146,7 @@ class Recited(Forgetful):
 
     def propose(self, memory, context, shape):
         """The rest of the text that begins as each row's does."""
-        count, grown = shapes.declared(self, shape).max_depth, []
+        count, grown = shape.max_depth, []
         lengths = context.length_B.tolist()
         for text, length in zip(context.tokens_BL.tolist(), lengths, strict=True):
             text = text[:length]

@@ -23,7 +23,6 @@ from outrider.models import (
     seq2seq,
     weight_only,
 )
-from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import is_speech, placeholders
 from outrider.models.cpu_kernels import build as native
@@ -176,7 +175,7 @@ def build(resolved: ResolvedConfig, setting: Setting) -> LoadedModels:
     beside = tuple(_draft(resolved, at, setting) for at in range(len(drafts)))
     for draft in beside:  # a draft need not round alike in every call: no dummy nodes
         if isinstance(draft, TreeDecoder):
-            draft.rounding = draft.rounding._replace(rows=PaddingPolicy())
+            draft.rounding = draft.rounding._replace(rows=None)
     return LoadedModels(whole, own, beside)
 
 

@@ -61,6 +61,7 @@ def from_parents(parents: Sequence[int], device: torch.device | str = "cpu") -> 
         max_draws=most,
         levels=levels,
         is_chain=most <= 1,
+        nodes=len(parents),
     )
 
 

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
-from outrider import DraftModel, PromptLookup
+from outrider import ConfigurationError, DraftModel, PromptLookup, SamplingParams
+from outrider.engine import step
 from outrider.testing import CHECKS, check_drafter
-from outrider.types import Cache, Drafter
-from tiny import Mislabelled
+from outrider.types import Cache, Drafter, DraftShape
+from tiny import PROMPTS, Mislabelled, begun, pair
 
 
 @pytest.mark.exhaustive
@@ -101,8 +102,13 @@ class Obliging(Wrapped):
         return self.drafter.propose(memory, context, self.drafter.shapes[0])
 
 
-def test_a_drafter_that_refuses_no_shape_is_caught():
-    with pytest.raises(AssertionError, match="an undeclared shape is refused"):
+def test_a_drafter_that_looks_at_no_shape_is_caught():
+    """What it does not declare is refused for it; of what it does each shape is a bound."""
+    (target, _), drafter = pair(), Obliging(PromptLookup(2))
+    state = begun(target, drafter, PROMPTS[:1], [SamplingParams(0)])
+    with pytest.raises(ConfigurationError, match="declares no shape with key 17, only 2, 1"):
+        step.propose(drafter, state, DraftShape(17, 99, 17, is_chain=True))
+    with pytest.raises(AssertionError, match="2 deep, beyond what was asked for"):
         check_drafter(lambda model: Obliging(PromptLookup(2)))
 
 

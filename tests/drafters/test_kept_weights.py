@@ -220,6 +220,6 @@ def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
     rule = verifiers.get("traversal")
     law = rule.outcome(draft, scores).stop_BN[0]
     draws = Draws(torch.arange(many), torch.zeros(many, dtype=torch.int64))
-    verdict = verifiers.run_kernel(rule, draft, scores, draws)
+    verdict = step.run_kernel(rule, draft, scores, draws)
     stops = torch.stack([(verdict.path_BD[:, 0] == n).float().mean() for n in (-1, 1, 2)])
     torch.testing.assert_close(stops, law, atol=0.03, rtol=0)

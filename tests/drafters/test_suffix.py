@@ -20,6 +20,7 @@ from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import NoMemory
 from outrider.drafters.tree_drafting import bare
 from outrider.engine.request import Request
+from outrider.engine.step import run_kernel
 from outrider.errors import ConfigurationError
 from outrider.sampling import sampling_params
 from outrider.types import Context, DrawKind, Draws, Laws, Scores, Verdict
@@ -210,7 +211,7 @@ def first_tokens(rule, seeds, copied):
                 [[token if t is None else t for t in draft]], DrawKind.FIXED
             )
             rows = law.log().expand(1, draft.tree.nodes, 4)
-            verdict = verifiers.run_kernel(rule, draft, Scores(Laws(rows, torch.ones(1))), draws)
+            verdict = run_kernel(rule, draft, Scores(Laws(rows, torch.ones(1))), draws)
             kept = int(verdict.count_B) > 0
             token = int(draft.tokens_BN[0, 1]) if kept else int(verdict.next_B)
         tokens.append(token)

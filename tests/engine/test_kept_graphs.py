@@ -193,7 +193,7 @@ def test_a_run_that_was_left_in_the_middle(held):
         rest, _ = decode(eager, PROMPTS[1:2], SEEDED[1:2], StopConditions(40))
         for _ in left:
             pass
-        states = left.states[0]
+        (states,) = left.states
         assert states.length == len(PROMPTS[1]) + len(rest[0])
 
 

@@ -7,10 +7,10 @@ from outrider import DraftModel, Engine, EngineRun, SamplingParams, StopConditio
 from outrider.costs import Costs
 from outrider.drafters import Either, Recall, Suffix, recall
 from outrider.drafters.either import SourceStats
+from outrider.engine import step
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import Adaptive, FixedLength
 from outrider.types import DraftShape
-from outrider.verifiers import kernel_dispatch
 from tiny import decode, pair
 
 TARGET, SMALL = pair(0.4)
@@ -66,7 +66,7 @@ def test_a_row_writes_what_it_writes_alone(drafter, rule, planner):
 
 
 def test_it_would_not_with_trees_as_wide_as_the_batch_needs(monkeypatch):
-    monkeypatch.setattr(kernel_dispatch, "alike", lambda draft, most: draft)
+    monkeypatch.setattr(step, "alike", lambda draft, most: draft)
     assert differ(Recall(8), "traversal", FixedLength)
 
 

@@ -25,7 +25,9 @@ def played(foreseen, kept, steps, costs=COSTS, planner=None):
     state, depths, later = planner.open(SHAPES, costs), [], 0.0
     for at in range(steps):
         shape = PLAIN
-        if not state.resting():
+        if state.rest:
+            state.rest -= 1
+        else:
             row = PlannedRow(0, Request([1]), 1 + at, lambda at=at: foreseen(at))
             shape = planner.plan(state, BatchView([row]))
         depth = shape.max_depth

@@ -30,6 +30,7 @@ def _per_row(tree_nodes: int, parent: np.ndarray, levels: tuple[int, ...], most:
         max_draws=most,
         levels=levels,
         is_chain=False,
+        nodes=tree_nodes,
     )
 
 

@@ -140,7 +140,7 @@ def random_case(vocab, seed, rows=8, levels=(0, 1, 5, 12, 20), draw=None, least_
             parent[:, start:stop] = integers(levels[level - 1], start, rows, stop - start)
             for node, row in itertools.product(range(start, stop), range(rows)):
                 seen[row, node] |= seen[row, parent[row, node]]
-    tree = Tree(parent, depth, seen, len(levels) - 2, count, tuple(levels), is_chain=False)
+    tree = Tree(parent, depth, seen, len(levels) - 2, count, tuple(levels), False, nodes.shape[1])
     context = Context(tokens, length, int(length.max()), torch.zeros(rows), None)
     logits = torch.randn(rows, count, vocab, generator=random) * 2
     return Case(prompts, texts, context, nodes, tree, logits)

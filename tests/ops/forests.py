@@ -3,6 +3,7 @@
 import torch
 
 from outrider import ops, verifiers
+from outrider.engine import step
 from outrider.types import Draws
 
 
@@ -16,9 +17,9 @@ def same_as_reference(name, forest, dtype, backend="cpu"):
     draws = Draws(torch.arange(rows) * 7919, torch.full((rows,), 100), race_BV=race)
     rule = verifiers.get(name)
     with ops.use("reference"):
-        slow = verifiers.run_kernel(rule, draft, scores, draws)
+        slow = step.run_kernel(rule, draft, scores, draws)
     with ops.use(backend):
-        fast = verifiers.run_kernel(rule, draft, scores, draws)
+        fast = step.run_kernel(rule, draft, scores, draws)
     assert torch.equal(slow.path_BD, fast.path_BD)
     assert torch.equal(slow.count_B, fast.count_B)
     assert torch.equal(slow.next_B, fast.next_B)

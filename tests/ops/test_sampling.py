@@ -140,6 +140,7 @@ def _limit(freedom):
 def test_first_two_tokens_follow_the_target(op, backend):
     """G-test of what is emitted over fresh drafts, for the CPU's own draws and the reference's."""
     from outrider import verifiers
+    from outrider.engine import step
 
     vocab, batch = 5, 6000
     counts = (2, 1) if op == "tree" else (1, 1)
@@ -163,7 +164,7 @@ def test_first_two_tokens_follow_the_target(op, backend):
     keyed = Draws(torch.arange(batch) * 31, torch.zeros(batch, dtype=torch.int64))
     rule = verifiers.get("block" if op == "block" else "rejection")
     with ops.use(backend):
-        verdict = verifiers.run_kernel(rule, draft, scores, keyed)
+        verdict = step.run_kernel(rule, draft, scores, keyed)
     path, count = verdict.path_BD, verdict.count_B
     first = torch.where(count > 0, tokens.gather(1, path[:, :1].clamp(min=0))[:, 0], verdict.next_B)
     assert _g(torch.bincount(first, minlength=vocab), law) < _limit(vocab - 1)

@@ -204,6 +204,7 @@ def test_slices_and_batch_order_change_nothing(kernels, op):
 def test_a_vanishing_reach_keeps_nothing(vocab):
     """Block verification divides by the reach, which may be as small as a float gets."""
     from outrider import verifiers
+    from outrider.engine import step
     from outrider.tree import chain, children
     from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 
@@ -225,5 +226,5 @@ def test_a_vanishing_reach_keeps_nothing(vocab):
     uniform = torch.full((1, 3, 1), 0.5)
     start = torch.zeros(1, dtype=torch.int64)
     draws = Draws(start, start, uniform_BNK=uniform)
-    verdict = verifiers.run_kernel(verifiers.get("block"), draft, scores, draws)
+    verdict = step.run_kernel(verifiers.get("block"), draft, scores, draws)
     assert verdict.count_B.tolist() == [0]

@@ -44,13 +44,13 @@ class Beam(OneModel):
 
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Grow the beam, one draft-model call per level; every row gets its own topology."""
-        depth = shapes.declared(self, shape).max_depth
+        depth = shape.max_depth
         layout = shapes.ragged(self.width, depth, context.length_B.device)
         paths = _Paths(self.width, torch.zeros_like(context.length_B, dtype=torch.float32)[:, None])
         source = tree_drafting.TreeModel(
             self.model, memory, tree_drafting.unread_of(self.model, self.depth)
         )
-        return tree_drafting.grow([source], context, layout, paths)
+        return tree_drafting.grow([source], context, layout, paths).draft(paths.drawn)
 
 
 class _Paths:

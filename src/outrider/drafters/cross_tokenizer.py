@@ -67,7 +67,7 @@ class StringMatch(shapes.Chains, LearnsNothing):
 
     def strings(self, memory: TranslatedCache, context: Context, shape: DraftShape) -> Tensor:
         """The same as target ids alone, [B, n], -1 padded."""
-        count = shapes.declared(self, shape).max_depth
+        count = shape.max_depth
         said = self.model.continued(memory, _texts(context), count)
         padded = [(ids + [-1] * count)[:count] for ids in said]
         return torch.tensor(padded, device=context.length_B.device)
@@ -130,7 +130,6 @@ class Translated(LearnsNothing):
 
     def propose(self, memory: TranslatedCache, context: Context, shape: DraftShape) -> Draft:
         """Strings, draws, or both side by side: rows of one kind do not see those of the other."""
-        shapes.declared(self, shape)
         greedy = context.sampling.greedy
         if greedy == "all":
             return self._strings.propose(memory, context, shape)

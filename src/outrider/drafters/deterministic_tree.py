@@ -80,6 +80,7 @@ def trees(grown: Sequence[HostTree], kind: DrawKind) -> Draft:
         most,
         tuple(range(nodes + 1)),  # rows differ in where a level ends: every node is its own
         is_chain=False,
+        nodes=nodes,
     )
     constant = _kinds(nodes, most, kind)
     return Draft(

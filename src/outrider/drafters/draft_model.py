@@ -10,12 +10,16 @@ the target's own, keyed by absolute position, and the children are the top token
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
 from outrider import ops
 from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.tree_drafting import Children, DrawKeys, OneModel, Policy, TreeLevel, shapes
 from outrider.errors import ConfigurationError
 from outrider.models.config import found
 from outrider.types import Cache, Context, Draft, Drafter, DraftShape, DrawKind, LanguageModel, Laws
+
+SMALL = 64  #: nodes of trees whose tables are made at load: a fifth of a millisecond each
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ class DraftModel(OneModel):
         object.__setattr__(self, "shapes", shapes.of_tree(parents or (-1,)))
         depth = self.shapes[0].max_depth
         object.__setattr__(self, "_unread", tree_drafting.unread_of(self.model, depth))
+        if parents and len(parents) <= SMALL:
+            for shape in self.shapes:
+                shapes.fixed(parents[: shape.max_nodes], torch.device(self.model.device))
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
@@ -91,11 +98,12 @@ class DraftModel(OneModel):
 
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Fill the tree level by level, one draft-model call each."""
-        nodes = shapes.declared(self, shape).max_nodes
-        layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
+        parents = (self.parents or (-1,))[: shape.max_nodes]
+        layout = shapes.fixed(parents, context.length_B.device)
         source = tree_drafting.TreeModel(self.model, memory, self._unread)
         trim = self.policy is None  # another policy may keep tokens
-        return tree_drafting.grow([source], context, layout, self.chosen, trim=trim)
+        tree = tree_drafting.grow([source], context, layout, self.chosen, trim=trim)
+        return tree.draft(self.chosen.drawn)
 
 
 def _made(

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from outrider import arguments, ops
 from outrider.drafters import recipes, tree_drafting
-from outrider.drafters.tree_drafting import OneModel, shapes
+from outrider.drafters.tree_drafting import OneModel
 from outrider.drafters.tree_drafting.builder import Children, declare, pending, selected
-from outrider.drafters.tree_drafting.growth import DrawKeys, ProposalSource, expand
+from outrider.drafters.tree_drafting.growth import DrawKeys, ProposalSource
 from outrider.drafters.tree_drafting.shapes import TreeLevel, ragged
 from outrider.errors import ConfigurationError
 from outrider.tree import numbers
@@ -107,7 +107,7 @@ def grow(
     """
     layout = ragged(few, shape.max_depth, context.length_B.device, leaves=False)
     nodes = CandidatePool(few, context, shared_noise)
-    expand([source], context, layout, nodes)
+    tree_drafting.grow([source], context, layout, nodes)
     tokens, parent, depth, places = nodes.best(shape.max_nodes - 1)
     tree, draws = selected(parent, depth, shape.max_depth, few)
     tokens = torch.cat([pending(context), tokens], 1)
@@ -254,15 +254,14 @@ class DynamicTree(OneModel):
         run = 1 + (self.depth - 1) * self.top_k
         more = max(run - 1 - self.total_tokens, 0)
         room = self.model.width(capacity + more) if more else capacity
-        return tree_drafting.open_cache(self.model, context, room)
+        return super().open(context, room)
 
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
-        own = shapes.declared(self, shape)
         source = tree_drafting.TreeModel(
             self.model, memory, tree_drafting.unread_of(self.model, self.depth)
         )
-        return grow(source, context, own, self.top_k, self.shared_noise)
+        return grow(source, context, shape, self.top_k, self.shared_noise)
 
 
 def _made(

@@ -27,7 +27,6 @@ from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.memory import RowMemories
 from outrider.drafters.recall import Recall
-from outrider.drafters.tree_drafting import shapes
 from outrider.row_params import RowTable
 from outrider.stats import AcceptanceStats, bucket
 from outrider.types import (
@@ -212,8 +211,7 @@ class Either:
         copied = [sides.copies(self._depth) for sides in memory.sides.rows]
         if all(copied):
             return self.copies.propose(memory.text, context, shape)
-        wanted = shapes.declared(self, shape)
-        depth = min(wanted.max_nodes - 1, self._depth)
+        depth = min(shape.max_nodes - 1, self._depth)
         chain = next(own for own in self.drafted.shapes if own.max_depth == depth)
         unread = max(sides.unread for sides in memory.sides.rows)
         drafted = self.drafted.propose(memory.cache, context._replace(unread=unread), chain)

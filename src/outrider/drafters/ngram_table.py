@@ -161,9 +161,10 @@ class NgramTable(shapes.Chains, Forgetful):
 
     def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Draw each token from the table's law after the ones before it."""
-        depth = shapes.declared(self, shape).max_depth
+        depth = shape.max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
-        return tree_drafting.grow([followers(self.table, self.vocab_size)], context, layout, self)
+        source = followers(self.table, self.vocab_size)
+        return tree_drafting.grow([source], context, layout, self).draft(self.drawn)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         tokens, there, law = ops.several(law, keys.own(level.start, level.stop), 1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider import arguments, ops
 from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import Several
-from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel, shapes
+from outrider.drafters.tree_drafting import Children, DrawKeys, OneModel, TreeLevel, shapes
 from outrider.errors import ConfigurationError
 from outrider.models.model_wrapper import capturable
 from outrider.tree import numbers
@@ -80,21 +80,22 @@ class Paths:
         each = zip(self.models, self._own(context.hidden), strict=True)
         return Several(
             tuple(
-                tree_drafting.open_cache(model, context._replace(hidden=hidden), capacity)
+                OneModel(model).open(context._replace(hidden=hidden), capacity)
                 for model, hidden in each
             )
         )
 
     def propose(self, memory: Several, context: Context, shape: DraftShape) -> Draft:
         """Draw all paths level by level, one call of each draft model per level."""
-        depth, device = shapes.declared(self, shape).max_depth, context.length_B.device
+        depth, device = shape.max_depth, context.length_B.device
         pairs = zip(self.models, memory.stores, strict=True)
         sources = [
             tree_drafting.TreeModel(model, cache, tree_drafting.unread_of(model, self.depth))
             for model, cache in pairs
         ]
         walk = _Walk(context, _blocks(self.count, len(sources), device))
-        return tree_drafting.grow(sources, context, shapes.ragged(self.count, depth, device), walk)
+        layout = shapes.ragged(self.count, depth, device)
+        return tree_drafting.grow(sources, context, layout, walk).draft(walk.drawn)
 
     def commit(
         self, memory: Several, context: Context, draft: Draft, verdict: Verdict, scores: Scores
@@ -102,7 +103,7 @@ class Paths:
         """Keep the accepted path's entries in every cache."""
         stores = zip(self.models, memory.stores, self._own(scores.hidden), strict=True)
         for model, cache, hidden in stores:
-            tree_drafting.keep_path(model, cache, context, draft, verdict, hidden)
+            OneModel(model).commit(cache, context, draft, verdict, scores._replace(hidden=hidden))
 
     def _own(self, hidden: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         """Each model's part of the target's states."""

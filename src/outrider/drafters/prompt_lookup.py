@@ -105,7 +105,7 @@ class PromptLookup(shapes.Chains, Forgetful):
 
     def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""
-        count = shapes.declared(self, shape).max_depth
+        count = shape.max_depth
         corpus = text(context)
         start_B1 = latest(corpus, context, self.most_ngram, self.least_ngram)
         return copied(corpus, start_B1, context, count)

@@ -30,7 +30,6 @@ from outrider.drafters import deterministic_tree, recipes, suffix
 from outrider.drafters.automaton import WIDTH, Automaton, RequestHistory, Successors, Watched
 from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.memory import RowMemories
-from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
 from outrider.stats import BUCKETS, STRENGTH, AcceptanceStats, bucket
 from outrider.types import Context, Draft, DraftShape, DrawKind, LanguageModel, Scores, Verdict
@@ -362,7 +361,7 @@ class Recall:
 
     def trees(self, memory: RowMemories[RecallRow], shape: DraftShape) -> list[HostTree]:
         """The best tree of each row, of as many nodes as the shape says of it."""
-        nodes = shapes.declared(self, shape).max_nodes - 1
+        nodes = shape.max_nodes - 1
         sizes = shape.sizes or (nodes,) * len(memory.rows)
         each = zip(memory.rows, sizes, strict=True)
         return [self.foreseen(row).first(min(size, nodes)) for row, size in each]

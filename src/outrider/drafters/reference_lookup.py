@@ -70,7 +70,7 @@ class ReferenceLookup:
 
     def propose(self, memory: Place, context: Context, shape: DraftShape) -> Draft:
         """What follows the best matches; without one, the reference from where it has come to."""
-        count = shapes.declared(self, shape).max_depth
+        count = shape.max_depth
         text, reference = prompt_lookup.text(context), context.reference_BS
         if reference is None:
             reference = text[:, :0]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.recipes import Recipe
-from outrider.drafters.tree_drafting import bare, shapes
+from outrider.drafters.tree_drafting import bare
 from outrider.types import PLAIN, Context, Draft, DraftShape, DrawKind
 
 
@@ -19,7 +19,6 @@ class Root(Forgetful):
 
     def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Node 0 alone."""
-        shapes.declared(self, shape)
         return bare(context)
 
 

@@ -117,7 +117,7 @@ class Suffix(shapes.Chains):
         self, memory: RowMemories[SuffixRow] | NoMemory, context: Context, shape: DraftShape
     ) -> Draft:
         """The chain behind each row's longest match; rows without one propose nothing."""
-        count = shapes.declared(self, shape).max_depth
+        count = shape.max_depth
         if isinstance(memory, NoMemory):
             corpus = prompt_lookup.text(context)
             start_B1 = prompt_lookup.latest(corpus, context, LONGEST, 1)

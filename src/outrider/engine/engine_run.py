@@ -20,7 +20,7 @@ Rows, and what becomes of a request: docs/requests-and-rows.md.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -102,6 +102,8 @@ class EngineRun(Iterator[StepOutput]):
         self.rule = engine.choose_rule("all")
         self._graphed: Graphed | None = None
         self._requests = RequestTable()
+        #: Of each request that is not forgotten.
+        self.states: Collection[RequestState] = self._requests.entries.values()
         self._scheduler = Scheduler(
             engine.target, engine.drafter, self._requests, max_num_seqs, room, prefixes
         )
@@ -233,11 +235,6 @@ class EngineRun(Iterator[StepOutput]):
         """How many tokens of a request's prompt were copied from one that was read before."""
         self._requests.check(number)
         return self._requests.entries[number].stats.cached_tokens
-
-    @property
-    def states(self) -> list[RequestState]:
-        """Each request that is not forgotten."""
-        return list(self._requests.entries.values())
 
     @property
     def requests(self) -> list[RequestStats]:
@@ -411,8 +408,10 @@ class EngineRun(Iterator[StepOutput]):
         numbers, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
         if rests:
             plan = self._plan if self._planned == numbers else None
-            self._rests = isinstance(plan, AdaptiveState) and plan.resting()
-            if self._rests:
+            self._rests = False
+            if isinstance(plan, AdaptiveState) and plan.rest:
+                plan.rest -= 1
+                self._rests = True
                 return PLAIN
             self._planned = list(numbers)
             self._learn(())

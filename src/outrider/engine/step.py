@@ -9,17 +9,20 @@ Nothing here reads a device value: every verb runs on the meta device. `length_B
 tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 
-from outrider import ops, verifiers
+from outrider import ops
 from outrider.drafters.tree_drafting import bare
-from outrider.engine.batch import Batch, begin
+from outrider.engine.batch import Batch, begin as begin
+from outrider.errors import ConfigurationError
 from outrider.models.prefill import inference, of_tree, width
 from outrider.sampling.logits_processors import apply
-from outrider.tree import numbers, offered, shallower
+from outrider.tree import alike, numbers, offered, shallower
 from outrider.types import (
     PLAIN,
     RUNNING,
@@ -27,6 +30,7 @@ from outrider.types import (
     Draft,
     Drafter,
     DraftShape,
+    DrawKind,
     Draws,
     Ends,
     LanguageModel,
@@ -35,8 +39,16 @@ from outrider.types import (
     Verdict,
     Verifier,
 )
+from outrider.verifiers import chain
+from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.kseq import KSeq
+from outrider.verifiers.match import Match
+from outrider.verifiers.rejection import HubVerifier, Rejection
+from outrider.verifiers.sibling_draws import drawn_first
+from outrider.verifiers.traversal import Traversal
+from outrider.verifiers.tree_walk import AliasedVerifier
 
-__all__ = ["GraphedStep", "begin", "commit", "propose", "score", "spec_decode_step", "verify"]
+_KEY = attrgetter("key")
 
 
 @inference
@@ -44,11 +56,19 @@ def propose(drafter: Drafter, batch: Batch, shape: DraftShape | None = None) -> 
     """A tree of guesses below each row's pending token, in one of the drafter's shapes.
 
     None takes the usual one; `PLAIN` leaves the drafter alone. Rows that want less
-    (`shape.most_B`) lose what lies deeper.
+    (`shape.most_B`) lose what lies deeper. Raises ConfigurationError for a shape that it does not
+    declare.
     """
     wanted = drafter.shapes[0] if shape is None else shape
     if wanted.key == PLAIN.key and wanted.max_depth == 0:
         return bare(batch.context)
+    keys = list(map(_KEY, drafter.shapes))
+    if wanted.key not in keys:
+        declared = ", ".join(map(str, keys))
+        raise ConfigurationError(
+            f"drafter {drafter.name!r} declares no shape with key {wanted.key!r}, only {declared}; "
+            f"got {wanted}; ask for one of its `shapes`"
+        )
     context = batch.context._replace(cache=batch.cache)
     draft = drafter.propose(batch.memory, context, wanted)
     if wanted.most_B is None:
@@ -84,12 +104,65 @@ def score(
     return Scores(laws, states, raw_BNV=logits, dead_BN=dead)
 
 
+# Which kernel of `outrider.ops` verifies for which rule, and how the draft is laid out for it.
+
+
+class RuleKernel(NamedTuple):
+    """A kernel and the draft that it is to verify."""
+
+    kernel: ops.VerifyKernel
+    draft: Draft
+    optional: bool = False  #: it takes some drafts only: naming its backend does not insist on it
+
+
+def _rejection(draft: Draft) -> RuleKernel:
+    return RuleKernel("chain" if chain.is_plain(draft) else "tree", draft)
+
+
+def _whole(kernel: ops.VerifyKernel, draft: Draft) -> RuleKernel:
+    """A rule that verifies paths as a whole; below the bare root there is none.
+
+    There a token is drawn as every kernel draws at a leaf: a row that drafts nothing writes the
+    same among rows that draft as alone.
+    """
+    return RuleKernel(kernel if draft.tree.max_depth else "chain", draft)
+
+
+#: One line for each rule that has kernels. Other rules run as they are written.
+_KERNELS: Mapping[type, Callable[[Draft], RuleKernel | None]] = {
+    Match: partial(RuleKernel, "match"),
+    Rejection: _rejection,
+    HubVerifier: lambda draft: _rejection(drawn_first(draft)),
+    BlockVerifier: lambda draft: _whole("block", draft),
+    Traversal: lambda draft: _whole("block" if chain.is_plain(draft) else "traversal", draft),
+    KSeq: lambda draft: (
+        _rejection(draft) if chain.is_plain(draft) else RuleKernel("kseq", draft, optional=True)
+    ),
+}
+
+
+def run_kernel(rule: Verifier, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+    """Which drafted tokens are accepted: by the rule's kernel where a backend has one (`ops/cpu`,
+    `ops/triton`), else by its own formula."""
+    if isinstance(rule, AliasedVerifier):
+        rule = rule.rule
+    if draft.fan and DrawKind.COUPLED not in rule.kinds and scores.laws.greedy != "all":
+        draft = alike(draft, draft.fan)
+    layout = _KERNELS.get(type(rule))
+    call = None if layout is None else layout(draft)
+    if call is not None:
+        verdict = ops.fused(call.kernel, call.draft, scores, draws, optional=call.optional)
+        if verdict is not None:
+            return verdict
+    return rule(draft, scores, draws)
+
+
 @inference
 def verify(rule: Verifier, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
     """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
     context = batch.context
     draws = Draws(context.sampling.seed_B, context.length_B - 1)
-    verdict = verifiers.run_kernel(rule, draft, scores, draws)
+    verdict = run_kernel(rule, draft, scores, draws)
     if not batch.ended:
         return verdict
     running = batch.reason_B == RUNNING

@@ -94,4 +94,5 @@ def steady(
         return BatchInvariantAttention(attend, PaddingPolicy(), groups), BatchInvariance()
     tried = products if attend is unscaled else attend
     found = batch_invariance.of_attention(tried, heads, size, like.dtype)
-    return BatchInvariantAttention(attend, found.rows, groups), found._replace(rows=PaddingPolicy())
+    rows = found.rows or PaddingPolicy()
+    return BatchInvariantAttention(attend, rows, groups), found._replace(rows=None)

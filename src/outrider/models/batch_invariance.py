@@ -98,7 +98,7 @@ class BatchInvariance(NamedTuple):
     (192, 384, 2560, 256)
     """
 
-    rows: PaddingPolicy = PaddingPolicy()  #: nodes of a call
+    rows: PaddingPolicy | None = None  #: nodes of a call; None: as many as there are
     #: Visible widths that round otherwise than the rest of `LADDER`; None: `UNIT` sets them
     skipped: tuple[int, ...] | None = None
     trees: bool = False  #: whether a tree's node rounds as the same text does in a row

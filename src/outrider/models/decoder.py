@@ -271,7 +271,8 @@ class TreeDecoder:
             tokens_BQ = tokens_BQ.clamp(max=self._known - 1)
         positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
         read = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW, settled_B)
-        more = self.rounding.rows.padded(queries) - queries
+        alike = self.rounding.rows
+        more = 0 if alike is None else alike.padded(queries) - queries
         if more:  # dummies are the last node once more: they write what it writes, where it does
             ids, at, slots, seen = (_repeat_last(table, more) for table in read[:4])
             read = Nodes(ids, at, slots, seen, settled_B)

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput, output_capturing
 
 from outrider.errors import UnsupportedModel
 from outrider.models import attention, batch_invariance, foreign_layers, linear, placement
-from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, found, read, vocabulary_of
 from outrider.models.decoder import EncoderAdapter, additive
@@ -155,7 +155,7 @@ class TransformersRunner:
         found = batch_invariance.of_attention(
             attention.fused if torchs else attention.products, heads, size, self.dtype
         )
-        rows = found.rows
+        rows = found.rows or PaddingPolicy()
         linears = [part for part in self._parts.modules if type(part) is torch.nn.Linear]
         for shape in {tuple(w.shape) for w in map(sharded, linears) if w is not None}:
             rows = rows.beside(linear.rows_of(shape, self.dtype, packed=False))

@@ -28,9 +28,9 @@ The law that a draw returns is the one to declare in the draft. It carries what 
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
 
 Verifying: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
-rule's own formula is to run (`outrider.verifiers.run_kernel`). `commit_tokens` cuts a step's block
-at stop tokens, limits and faults. `warp` makes laws of logits; `floors` turns top-k, top-p and
-min-p into thresholds.
+rule's own formula is to run (`engine.step.run_kernel`). `commit_tokens` cuts a step's block at stop
+tokens, limits and faults. `warp` makes laws of logits; `floors` turns top-k, top-p and min-p into
+thresholds.
 """
 
 import os
@@ -46,17 +46,23 @@ from torch import Tensor
 
 from outrider.errors import BackendUnavailable, UnknownName
 from outrider.ops.reference import draws, walking
-from outrider.ops.reference.draws import Survivors, greedily, largest, merit, perturbed
-from outrider.ops.reference.probs import (
-    draw,
-    floors as reference_floors,
-    probs,
-    residual,
-    scaled,
-    select,
-    stack,
+from outrider.ops.reference.draws import (
+    Survivors as Survivors,
+    greedily as greedily,
+    largest as largest,
+    merit as merit,
+    perturbed as perturbed,
 )
-from outrider.ops.reference.walking import follow
+from outrider.ops.reference.probs import (
+    draw as draw,
+    floors as reference_floors,
+    probs as probs,
+    residual as residual,
+    scaled as scaled,
+    select as select,
+    stack as stack,
+)
+from outrider.ops.reference.walking import follow as follow
 from outrider.row_params import SamplingRows
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verdict
 
@@ -229,34 +235,3 @@ def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
         floors(logits_BRV, sampling) if sampling.any_filter else None,
         greedy=sampling.greedy,
     )
-
-
-__all__ = [
-    "NAMES",
-    "Survivors",
-    "VerifyKernel",
-    "assisted",
-    "chosen",
-    "commit_tokens",
-    "draw",
-    "floors",
-    "follow",
-    "fused",
-    "greedily",
-    "independent",
-    "largest",
-    "likely",
-    "merit",
-    "perturbed",
-    "probs",
-    "residual",
-    "sample",
-    "scaled",
-    "select",
-    "several",
-    "stack",
-    "streams",
-    "survivors",
-    "use",
-    "warp",
-]

@@ -168,19 +168,6 @@ def shapes_are_declared(case: Case) -> None:
 
 
 @check()
-def an_undeclared_shape_is_refused(case: Case) -> None:
-    """By a ConfigurationError (`drafters.tree_drafting.shapes.declared` raises it)."""
-    drafter = case.drafter
-    state = batch(pair()[0], drafter, case)
-    unknown = DraftShape("no such shape", 99, 17, is_chain=True)
-    try:
-        step.propose(drafter, state, unknown)
-    except ConfigurationError:
-        return
-    raise AssertionError(f"a draft was made; asked for {unknown}; raise ConfigurationError")
-
-
-@check()
 def the_default_rule_is_exact_and_verifies_it(case: Case) -> None:
     """Whether its shape is known to be a chain or not."""
     drafter = case.drafter

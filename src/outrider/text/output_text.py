@@ -342,6 +342,7 @@ class IncrementalText:
     behind: Callable[[str], int | None] | None = None
 
     def __post_init__(self) -> None:
+        self.text = ""  #: what is certain of it: characters that are not complete are held back
         self._worded = 0  # how many of the tokens have become text
         self._words = (
             Detokenizer(self.tokenizer, self.stop.strings, self.prompt, self.special, self.behind)
@@ -350,11 +351,6 @@ class IncrementalText:
         )
         #: Whether a stop string may end it.
         self.watched = self._words is not None and bool(self._words.stop_strings)
-
-    @property
-    def text(self) -> str:
-        """What is certain of the text: characters that are not complete are held back."""
-        return "" if self._words is None else self._words.text
 
     def append(self, block: StepOutput) -> TextBlock:
         """A block's words. A stop string cuts the block, which then ends the answer: "stop"."""
@@ -367,6 +363,7 @@ class IncrementalText:
                 ids, reason = ids[: words.stopped_at - had], "stop"
             elif reason is not None:
                 text += words.finish()
+            self.text = words.text
         self.keep(ids, block.logprobs)
         self._worded = len(self.tokens)
         accepted = min(block.accepted, len(ids))
@@ -399,6 +396,7 @@ class IncrementalText:
         self._worded = len(self.tokens)
         if reason is not None:
             self._words.finish()
+        self.text = self._words.text
 
     def _before_stop(self, ids: list[int], reason: str | None) -> list[int]:
         """What becomes text: all but the stop token that ended the row, special or not."""

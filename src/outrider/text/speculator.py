@@ -257,7 +257,8 @@ class Speculator:
         **unknown: Never,
     ) -> "Stream":
         """An iterator of TextBlocks; `result()` gives what has been generated so far."""
-        refuse_unknown(unknown, _KNOWN, _PARTS)
+        if unknown:
+            refuse_unknown(unknown, _KNOWN, _PARTS)
         if beams is not None:
             what = "left out of a stream: they are known when their search ends"
             arguments.refuse("beams", what, beams, "use generate")

@@ -77,11 +77,7 @@ class Tree(NamedTuple):
     #: levels[d]:levels[d+1] are the nodes of depth d (upper bound over rows)
     levels: tuple[int, ...]
     is_chain: bool
-
-    @property
-    def nodes(self) -> int:
-        """N, the number of nodes including the pending token."""
-        return self.levels[-1]
+    nodes: int  #: N, the pending token included
 
 
 class Draft(NamedTuple):

@@ -14,7 +14,6 @@ from outrider.errors import ConfigurationError, UnknownName
 
 if TYPE_CHECKING:
     from outrider.types import DrawKind, Verifier
-    from outrider.verifiers.kernel_dispatch import run_kernel as run_kernel
 
 #: What every rule has.
 _PARTS = ("name", "exact", "kinds", "chain_only", "outcome", "__call__")
@@ -208,6 +207,3 @@ def default(kinds: "frozenset[DrawKind]", is_chain: bool = False) -> "Verifier":
     if is_chain:
         return VERIFIERS["block"]
     return VERIFIERS["kseq" if drawn == {DrawKind.WITH} else "traversal"]
-
-
-__getattr__, __dir__ = lazy.exports(__name__, {"run_kernel": "outrider.verifiers.kernel_dispatch"})

@@ -9,7 +9,7 @@ child is verified with a one-hot q.
 
 This is the formula, and what tests hold others to. What runs in a step, where a backend has it, is
 the same test in `ops/cpu/rejection_walk.py`, or in `ops/triton/chain.py` and `tree.py`, found by
-`kernel_dispatch.run_kernel`.
+`outrider.engine.step.run_kernel`.
 """
 
 from dataclasses import dataclass

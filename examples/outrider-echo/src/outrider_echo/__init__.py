@@ -8,7 +8,6 @@ import torch
 from outrider import noise, ops
 from outrider.drafters import Recipe
 from outrider.drafters.memory import Forgetful
-from outrider.drafters.tree_drafting import shapes
 from outrider.tree import chain, children
 from outrider.types import Draft, DraftShape, DrawKind, Outcome, Verdict
 
@@ -27,7 +26,6 @@ class Echo(Forgetful):
         return (DraftShape(count, count + 1, count, is_chain=True),)
 
     def propose(self, memory, context, shape):
-        shapes.declared(self, shape)  # refuses any other
         count, device = self.num_speculative_tokens, context.length_B.device
         pending = context.tokens_BL.gather(1, context.length_B[:, None] - 1)
         draws = children((1,) * count, device)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider import verifiers
+from outrider.engine import step
 from outrider.errors import ConfigurationError
 from outrider.row_params import Greedy
 from outrider.tree import branching, children
@@ -73,7 +74,7 @@ def verify_drafts(rule: Verifier, drafted: VllmDraft, sampling: VllmSampling) ->
     guess = None if drafted.probs_TV is None else drafted.probs_TV[place_BD]
     draft = _draft(tokens_BD, there_BD, guess)
     draws = Draws(_seeds(drafted.counts, sampling, device), counts_B1.new_zeros(rows))
-    verdict = verifiers.run_kernel(rule, draft, Scores(laws), draws)
+    verdict = step.run_kernel(rule, draft, Scores(laws), draws)
 
     count_B1 = verdict.count_B[:, None]
     whole_B1 = count_B1 == counts_B1

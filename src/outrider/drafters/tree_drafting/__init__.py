@@ -14,12 +14,9 @@ from outrider.drafters.tree_drafting.growth import (
     Policy as Policy,
     ProposalSource as ProposalSource,
     TreeModel as TreeModel,
-    expand as expand,
     grow as grow,
     inputs_for as inputs_for,
-    keep_path as keep_path,
     law_at as law_at,
-    open_cache as open_cache,
     read_on as read_on,
     unread_of as unread_of,
 )

@@ -72,7 +72,14 @@ class TreeBuilder:
         depth = layout.depth_N.expand(rows, -1)
         deepest = len(layout.spans) - 2
         return Tree(
-            parent, depth, self._ancestors_BNN, deepest, layout.most, layout.spans, is_chain=False
+            parent,
+            depth,
+            self._ancestors_BNN,
+            deepest,
+            layout.most,
+            layout.spans,
+            is_chain=False,
+            nodes=layout.nodes,
         )
 
     def nodes(self, level: TreeLevel, wide: int) -> Nodes:
@@ -226,7 +233,8 @@ def selected(parent_BN: Tensor, depth_BN: Tensor, max_depth: int, most: int) -> 
     draws = table_of(ranked(parent_BN, there, nodes, most), number.expand(rows, -1), nodes, most)
     parent = torch.where(there | (number == 0), parent_BN, 0)
     spans = tuple(range(nodes + 1))
-    return Tree(parent, depth_BN, ancestors, max_depth, most, spans, is_chain=False), draws
+    tree = Tree(parent, depth_BN, ancestors, max_depth, most, spans, is_chain=False, nodes=nodes)
+    return tree, draws
 
 
 def declare(

@@ -8,6 +8,7 @@ leaves topology and declarations to the `TreeBuilder`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -156,25 +157,15 @@ def grow(
     policy: Policy,
     *,
     trim: bool = False,
-) -> Draft:
+) -> TreeBuilder:
     """A tree below each row's pending token, one call of every source for each level.
+
+    It is a draft once it is declared: `TreeBuilder.draft(policy.drawn)`.
 
     `trim`: the policy takes tokens for numbers of a law and keeps none. Where every row is
     greedy, nothing but the best tokens is asked for, and those of a trimmed output layer are found
     among the tokens that it knows.
     """
-    return expand(sources, context, layout, policy, trim=trim).draft(policy.drawn)
-
-
-def expand(
-    sources: Sequence[ProposalSource],
-    context: Context,
-    layout: Layout,
-    policy: Policy,
-    *,
-    trim: bool = False,
-) -> TreeBuilder:
-    """The same tree, not yet declared."""
     tree, keys = TreeBuilder(layout, context), DrawKeys(context, layout.nodes)
     few: SamplingRows | None = None
     for level in layout.levels:
@@ -224,27 +215,6 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: TreeLevel, sampling: Sa
     return ops.warp(logits_BnV, sampling)
 
 
-def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
-    """A draft model's cache, with all ingested but what may wait and the last committed token."""
-    rows = context.tokens_BL.shape[0]
-    cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
-    if model.aux_layers:
-        most = context.bound - 1
-        at = numbers(most, context.length_B.device).expand(rows, -1)
-        wide = width(model, most, 0, cache.capacity)
-        model.learn(cache, ToldStates(at, at, wide, context.hidden, context.length_B - 1))
-    if not model.aux_layers or model.follows:
-        start = 0 if context.known is None else context.known.begin(model, cache)
-        stop = context.bound - 1 - context.unread
-        settled_B = context.length_B - 1
-        known = None if context.unread else context.known
-        tokens = context.tokens_BL
-        ingest(model, cache, tokens, stop, settled_B=settled_B, start=start, known=known)
-        if known is not None:
-            known.keep(model, cache)
-    return cache
-
-
 def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
     """What a draft model reads of the rows' inputs; they hold the target's encoder states."""
     if inputs is None or model.reads == "text":
@@ -254,39 +224,13 @@ def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
     return inputs._replace(encoded=None) if inputs.draft is None else inputs.draft
 
 
-def keep_path(
-    model: LanguageModel,
-    cache: Cache,
-    context: Context,
-    draft: Draft,
-    verdict: Verdict,
-    hidden: tuple[Tensor, ...],
-) -> None:
-    """Move the accepted path's entries next to the root; a chain's lie where they belong.
-
-    A head is told the target's states of the draft, `hidden`, and keeps those of the path.
-    """
-    first_B, path = context.length_B - 1, verdict.path_BD
-    if model.aux_layers:
-        nodes = draft.tree.nodes
-        slots = first_B[:, None] + numbers(nodes, first_B.device)
-        at = first_B[:, None] + draft.tree.depth_BN
-        wide = width(model, context.bound, nodes, cache.capacity)
-        known_B = context.length_B + verdict.count_B
-        model.learn(cache, ToldStates(slots, at, wide, hidden, known_B))
-    elif draft.places_BN is not None:
-        slot = draft.places_BN.gather(1, path.clamp(min=0))
-        path = torch.where(path >= 0, slot, -1)
-    if not draft.tree.is_chain:
-        model.keep(cache, first_B, path)
-
-
+@dataclass(frozen=True)
 class OneModel:
     """What a drafter that grows drafts from one draft model keeps: the cache of that model."""
 
     model: LanguageModel
 
-    @property
+    @cached_property
     def aux_layers(self) -> tuple[int, ...]:
         """The target's states that the draft model reads."""
         return self.model.aux_layers
@@ -296,10 +240,42 @@ class OneModel:
         return capturable(self.model)
 
     def open(self, context: Context, capacity: int) -> Cache:
-        return open_cache(self.model, context, capacity)
+        """The model's cache, with all ingested but what may wait and the last committed token."""
+        model, rows = self.model, context.tokens_BL.shape[0]
+        cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
+        if model.aux_layers:
+            most = context.bound - 1
+            at = numbers(most, context.length_B.device).expand(rows, -1)
+            wide = width(model, most, 0, cache.capacity)
+            model.learn(cache, ToldStates(at, at, wide, context.hidden, context.length_B - 1))
+        if not model.aux_layers or model.follows:
+            start = 0 if context.known is None else context.known.begin(model, cache)
+            stop = context.bound - 1 - context.unread
+            settled_B = context.length_B - 1
+            known = None if context.unread else context.known
+            tokens = context.tokens_BL
+            ingest(model, cache, tokens, stop, settled_B=settled_B, start=start, known=known)
+            if known is not None:
+                known.keep(model, cache)
+        return cache
 
     def commit(
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
-        """Move the accepted path's entries next to the root."""
-        keep_path(self.model, memory, context, draft, verdict, scores.hidden)
+        """Move the accepted path's entries next to the root; a chain's lie where they belong.
+
+        A head is told the target's states of the draft and keeps those of the path.
+        """
+        model, first_B, path = self.model, context.length_B - 1, verdict.path_BD
+        if model.aux_layers:
+            nodes = draft.tree.nodes
+            slots = first_B[:, None] + numbers(nodes, first_B.device)
+            at = first_B[:, None] + draft.tree.depth_BN
+            wide = width(model, context.bound, nodes, memory.capacity)
+            known_B = context.length_B + verdict.count_B
+            model.learn(memory, ToldStates(slots, at, wide, scores.hidden, known_B))
+        elif draft.places_BN is not None:
+            slot = draft.places_BN.gather(1, path.clamp(min=0))
+            path = torch.where(path >= 0, slot, -1)
+        if not draft.tree.is_chain:
+            model.keep(memory, first_B, path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.drafters import recipes
 from outrider.errors import ConfigurationError
 from outrider.tree import from_parents, parents_of
-from outrider.types import Drafter, DraftShape, Tree
+from outrider.types import DraftShape, Tree
 
 
 class TreeLevel(NamedTuple):
@@ -150,15 +150,3 @@ def parents_for(
             "use drafter='root' for plain decoding"
         )
     return counts, parents
-
-
-def declared(drafter: Drafter, shape: DraftShape) -> DraftShape:
-    """The drafter's own shape of that key; ConfigurationError if there is none."""
-    for own in drafter.shapes:
-        if own.key == shape.key:
-            return own
-    keys = ", ".join(str(own.key) for own in drafter.shapes)
-    raise ConfigurationError(
-        f"drafter {drafter.name!r} declares no shape with key {shape.key!r}, only {keys}; "
-        f"got {shape}; ask for one of its `shapes`"
-    )

@@ -5,14 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.drafters.recipes import DraftOptions, Recipe
-from outrider.engine.speculation_policy.adaptive import Adaptive, AdaptiveState
+from outrider.engine.speculation_policy.adaptive import (
+    Adaptive as Adaptive,
+    AdaptiveState as AdaptiveState,
+)
 from outrider.engine.speculation_policy.protocol import (
-    BatchView,
-    FixedLength,
-    PlannedRow,
-    Planner,
-    PlanReport,
-    StepReport,
+    BatchView as BatchView,
+    FixedLength as FixedLength,
+    PlannedRow as PlannedRow,
+    Planner as Planner,
+    PlanReport as PlanReport,
+    StepReport as StepReport,
 )
 from outrider.errors import UnknownName
 
@@ -40,18 +43,3 @@ def chosen(
     if isinstance(made, Adaptive) and not options.sized and recipe.deepest:
         options = replace(options, num_speculative_tokens=recipe.deepest)
     return made, options
-
-
-__all__ = [
-    "PLANNERS",
-    "Adaptive",
-    "AdaptiveState",
-    "BatchView",
-    "FixedLength",
-    "PlanReport",
-    "PlannedRow",
-    "Planner",
-    "StepReport",
-    "chosen",
-    "named",
-]

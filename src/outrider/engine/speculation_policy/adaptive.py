@@ -41,7 +41,7 @@ ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too 
 VAIN_LOOKS = 2  #: at a row alone, in a row, for a step of rest behind them
 LONGEST_REST = 5
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
-_LENGTH = attrgetter("length")
+_LENGTH, _GREEDY = attrgetter("length"), attrgetter("greedy")
 
 
 class AdaptiveState:
@@ -60,17 +60,10 @@ class AdaptiveState:
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
         self.loses = 0.0  #: plain steps that a look is expected to lose them
         self.pause = 0  #: plain steps until what a drafter foresees for them is weighed again
-        self.rest = 0  #: steps of the same row for which nobody need ask
+        self.rest = 0  #: steps of the same row that are plain without a look at it
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
-
-    def resting(self) -> bool:
-        """Whether the next step of the same rows is plain without a look at them."""
-        if not self.rest:
-            return False
-        self.rest -= 1
-        return True
 
     def memory(self, row: PlannedRow) -> RowMemory:
         """What is remembered of a row."""
@@ -205,12 +198,12 @@ class Adaptive:
                 plain_steps = prices.step(own.max_nodes, view.max_num_seqs, 0) / full
             elif depth:
                 memory.found.saw(block.drafted > 0)
-                state.pool.found(memory.greedy, block.drafted > 0)
+            depth = min(depth, block.drafted)
+            kept = min(block.accepted, depth)
+            if view.free and step.depth:
+                state.pool.saw(memory.greedy, depth, kept)
             if block.drafted:
-                depth = min(depth, block.drafted)
-                memory.saw(depth, min(block.accepted, depth))
-                if view.free:
-                    state.pool.saw(memory.greedy, depth, min(block.accepted, depth))
+                memory.streaks.saw(depth, kept)
                 state.kept += block.accepted
                 state.tried += min(block.accepted + 1, depth)
             memory.emitted(len(block.token_ids), plain_steps, block.drafted)
@@ -273,12 +266,13 @@ def _jointly(
     if best >= 0 and reading:
         each = 1 + total[best] / len(rows)
         worth = total[best] - rate * prices.more[best]
-        known = min(state.pool.looks[memory.greedy] for memory in memories) >= KNOWN
+        looks = min(map(state.pool.looks.__getitem__, map(_GREEDY, memories)))
+        sure = SURE_KNOWN if looks >= KNOWN else SURE
         ahead = sum(map(state.credit.ahead, rows)) / len(rows)
-        if worth * ahead / each < (SURE_KNOWN if known else SURE) * reading:
+        if worth * ahead / each < sure * reading:
             best = -1
     if best >= 0:
-        state.wait.reset()
+        state.wait = Backoff()
         state.credit.vain = 1
         state.rests = ()
     elif reading and (look := _look(state, prices, rate)) >= 0:
@@ -300,8 +294,10 @@ def _look(state: AdaptiveState, prices: StepPrices, rate: float) -> int:
     """
     rows = state.view.rows
     reading, plain = rate * state.reading, rate * prices.plain
-    fitting = [at for at, more in enumerate(prices.more) if rate * more <= LOOK * reading]
-    look = max(fitting, default=0)
+    look = 0
+    for at, more in enumerate(prices.more):
+        if rate * more <= LOOK * reading:
+            look = at
     loses = reading + rate * prices.more[look]  # tokens
     writes = sum(map(state.credit.writes, rows))
     return look if state.credit.spend(loses / plain, writes / plain) else -1
@@ -335,7 +331,7 @@ def _apart(
         share = StepPrices(full.plain / most, tuple(more / most for more in full.more))
         best = _best(state, row, [memory], gain, share, memory.speed / share.plain)
         if best >= 0:
-            memory.wait.reset()
+            memory.wait = Backoff()
         elif row.foresee is None:
             loses = max(memory.speed / share.plain * share.more[0] - gain[0], 0.0)
             best = 0 if memory.wait.over(loses / memory.speed) else -1

@@ -53,10 +53,6 @@ class Backoff:
         self._waited, self._length = 0, min(2 * self._length, LONGEST)
         return True
 
-    def reset(self) -> None:
-        """Drafts pay."""
-        self._waited, self._length = 0, FIRST
-
 
 @dataclass(slots=True)
 class ReadingCredit:
@@ -159,19 +155,20 @@ class MatchStreaks:
     expect: so a bad draft's long streaks, which nobody has seen, are not taken for good.
 
     >>> streaks = MatchStreaks()
-    >>> before = streaks.gains(1, 4)[4]
+    >>> before = streaks.gains(4)[4]
     >>> for _ in range(3):
-    ...     streaks.saw(1, False)
-    >>> streaks.gains(1, 4)[4] < before
+    ...     streaks.saw(depth=4, kept=0)
+    >>> streaks.gains(4)[4] < before
     True
     """
 
+    streak: int = 1  #: drafted tokens kept since the last refusal
     _level: AcceptanceEstimate = field(default_factory=partial(AcceptanceEstimate, LOOKS))
     _kept: list[float] = field(default_factory=([0.0] * BUCKETS).copy)
     _seen: list[float] = field(default_factory=([BASE] * BUCKETS).copy)
 
-    def gains(self, streak: int, most: int, level: float = LEVEL) -> list[float]:
-        """Tokens that n drafted ones are expected to add behind such a streak, n = 0 to `most`.
+    def gains(self, most: int, level: float = LEVEL) -> list[float]:
+        """Tokens that n drafted ones are expected to add, n = 0 to `most`.
 
         `level` is what is believed of a row that has shown nothing.
         """
@@ -179,19 +176,21 @@ class MatchStreaks:
         rest = BASE * level * (1 - level)
         level *= BASE
         expected, survives, found = 0.0, 1.0, [0.0]
-        for length in range(streak, streak + most):
+        for length in range(self.streak, self.streak + most):
             at = BUCKET_OF[min(length, LAST)]
             survives *= (self._kept[at] + level + rest * RISE[at]) / self._seen[at]
             expected += survives
             found.append(expected)
         return found
 
-    def saw(self, streak: int, kept: bool) -> None:
-        """A token behind such a streak was verified."""
-        at = BUCKET_OF[min(streak, LAST)]
-        self._level.saw(kept)
-        self._kept[at] = self._kept[at] * FORGET + kept
-        self._seen[at] = (self._seen[at] - BASE) * FORGET + 1 + BASE
+    def saw(self, depth: int, kept: int) -> None:
+        """Of a draft so deep, so many levels were kept."""
+        for level in range(min(kept + 1, depth)):
+            at, right = BUCKET_OF[min(self.streak + level, LAST)], level < kept
+            self._level.saw(right)
+            self._kept[at] = self._kept[at] * FORGET + right
+            self._seen[at] = (self._seen[at] - BASE) * FORGET + 1 + BASE
+        self.streak = self.streak + kept if kept == depth else 1
 
 
 POOLED = 0.998  #: what a look of any row counts for beside the next one
@@ -228,7 +227,8 @@ class SharedEstimates:
         self.supply: AcceptanceStats = AcceptanceStats(supplies, LOOKS, POOLED)
 
     def saw(self, greedy: bool, depth: int, kept: int) -> None:
-        """Of a draft so deep, so many levels were kept."""
+        """Of a draft so deep, 0 where there was none to be had, so many levels were kept."""
+        self.supply.saw(greedy, depth > 0)
         if self._before is None:  # it is told of all
             self.looks[greedy] += min(kept + 1, depth)
         for at in range(min(kept + 1, depth)):
@@ -236,20 +236,13 @@ class SharedEstimates:
         if self._before is not None:
             self._before.saw(greedy, depth, kept)
 
-    def found(self, greedy: bool, any_draft: bool) -> None:
-        """Whether there was a draft where one was asked for."""
-        self.supply.saw(greedy, any_draft)
-        if self._before is not None:
-            self._before.found(greedy, any_draft)
-
 
 @dataclass(slots=True)
 class RowMemory:
-    """One row's odds, streak and speed. Nothing of another row enters it."""
+    """One row's odds and speed. Nothing of another row enters it."""
 
     greedy: bool
     streaks: MatchStreaks = field(default_factory=MatchStreaks)
-    streak: int = 1  #: drafted tokens kept since the last refusal
     #: how often there is a draft if one is asked for
     found: AcceptanceEstimate = field(default_factory=partial(AcceptanceEstimate, SUPPLY))
     expected: float = FORETOLD  #: what drafts were to bring of late by who foresees, in tokens
@@ -258,14 +251,10 @@ class RowMemory:
     credit: float = 0.0  #: what drafts have brought, and `RISK` of all steps, in plain steps
     tokens: float = 1.0  #: recent ones
     time: float = 1.0  #: plain steps as long as they took
+    speed: float = 1.0  #: tokens in the time of a plain step: of late, or plain decoding's
     wait: Backoff = field(default_factory=Backoff)
     vain: int = 0  #: steps of late for which nothing paid
     asked: DraftShape = PLAIN  #: for the step under way, where every row is planned by itself
-
-    @property
-    def speed(self) -> float:
-        """Tokens in the time of a plain step: its own of late, or what plain decoding makes."""
-        return max(1.0, self.tokens / self.time)
 
     def gains(
         self, row: PlannedRow, drafts: Sequence[DraftShape], deepest: int, level: float = LEVEL
@@ -277,7 +266,7 @@ class RowMemory:
             self.told = told = row.foresee()
             last, holds = len(told) - 1, self.brought / self.expected
             return [min(holds * told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
-        by_depth = self.streaks.gains(self.streak, min(deepest, room), level)
+        by_depth = self.streaks.gains(min(deepest, room), level)
         last, found = len(by_depth) - 1, []
         for shape in drafts:
             found.append(by_depth[min(shape.max_depth, last)])
@@ -322,12 +311,6 @@ class RowMemory:
         """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
         return self.found.chance(believed) if row.foresee is None else 1.0
 
-    def saw(self, depth: int, kept: int) -> None:
-        """Of a draft so deep, so many levels were kept."""
-        for at in range(min(kept + 1, depth)):
-            self.streaks.saw(self.streak + at, at < kept)
-        self.streak = self.streak + kept if kept == depth else 1
-
     def emitted(self, tokens: int, plain_steps: float, drafted: int) -> None:
         """A step with so many nodes drafted that took as long as so many plain ones."""
         fade = _FADE**tokens
@@ -342,3 +325,4 @@ class RowMemory:
         self.credit += tokens - (1 - RISK) * plain_steps
         self.tokens = self.tokens * fade + tokens
         self.time = self.time * fade + plain_steps
+        self.speed = max(1.0, self.tokens / self.time)

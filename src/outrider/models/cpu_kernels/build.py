@@ -168,14 +168,6 @@ def library() -> Library:
     return found
 
 
-def optional(name: str, types: tuple[type, ...]) -> Callable[..., int] | None:
-    """A function of the library, or None where there is none: see `unbuilt`."""
-    found = _state.found or _found()
-    if isinstance(found, str):
-        return None
-    return found.known.get((name, types)) or found.function(name, types)
-
-
 def function(name: str, types: tuple[type, ...]) -> Callable[..., int]:
     """A function of the library. Raises RuntimeError where there is none, TypeError if it does not
     take these."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import UnsupportedModel
-from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
+from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import folder_fields
@@ -151,5 +151,5 @@ class PardSource(ModelSource):
                 "a PARD draft model reads its masks anew in every step, as attention can; got "
                 f"{self}, whose layers keep states or read an encoder's; use another draft"
             )
-        model.rounding = model.rounding._replace(rows=PaddingPolicy())
+        model.rounding = model.rounding._replace(rows=None)
         return ParallelDraftModel(model, self._mask)

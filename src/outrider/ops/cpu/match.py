@@ -13,6 +13,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,14 +32,14 @@ def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     laws = scores.laws
     batch, nodes = laws.logits_BRV.shape[:2]
     depth = draft.tree.max_depth
-    tokens, kids = draft.tokens_BN.tolist(), host_tables.shared(draft.draws_BNK, batch)
+    tokens, kids = draft.tokens_BN.tolist(), draft.draws_BNK.tolist()
     inverse = laws.inverse_temperature_B.tolist()
     seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
     known = None if laws.greedy == "none" else peaks(laws)
     results: list[tuple[list[int], int, list[float]]] = []
     for b in range(batch):
-        table = kids[b]
+        table = kids[b % len(kids)]  # rows may share one
         path: list[int] = []
         node, going = 0, True
         while going:
@@ -88,6 +89,7 @@ _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _LIKELY = (_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, _POINTER, _POINTER, _POINTER)
 _RACE = (_WHOLE, _POINTER, ctypes.c_float, _POINTER, _POINTER)
 MOST = 8  #: tokens of a law that are found in one pass
+_compiled = cache(build.function)  # asking for one takes as long as some of them
 
 
 class Peaks(NamedTuple):
@@ -172,8 +174,11 @@ def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[l
 
 def _in_one_pass(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
     """`likely` of rows [R, V] by the compiled loop, [R, count]; None: there is none."""
-    run = build.optional("outrider_likely", _LIKELY) if logits.dtype == np.float32 else None
-    if run is None:
+    if logits.dtype != np.float32:
+        return None
+    try:
+        run = _compiled("outrider_likely", _LIKELY)
+    except RuntimeError:
         return None
     rows = np.ascontiguousarray(logits)
     found = np.empty((len(rows), count), dtype=np.int64)
@@ -190,8 +195,11 @@ def contenders(logits: Array, inverse: float, key: int) -> Array | None:
 
     Few of them lose: what is then to be computed of the race is a hundredth.
     """
-    run = build.optional("outrider_contenders", _RACE) if logits.dtype == np.float32 else None
-    if run is None:
+    if logits.dtype != np.float32:
+        return None
+    try:
+        run = _compiled("outrider_contenders", _RACE)
+    except RuntimeError:
         return None
     row = np.ascontiguousarray(logits)
     found = _places(row.size)

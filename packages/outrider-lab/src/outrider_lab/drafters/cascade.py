@@ -125,7 +125,7 @@ class Smaller:
 
     def open(self, context: Context, capacity: int) -> Cache:
         """Its cache."""
-        return tree_drafting.open_cache(self.model, context, capacity)
+        return tree_drafting.OneModel(self.model).open(context, capacity)
 
     @property
     def capturable(self) -> bool:
@@ -138,7 +138,7 @@ class Smaller:
         """A chain, one call of the smaller model for each token."""
         layout = shapes.fixed(parents_of((1,) * count), context.length_B.device)
         source = tree_drafting.TreeModel(self.model, memory)
-        return tree_drafting.grow([source], context, layout, _Under(keys), trim=True).tokens_BN[
+        return tree_drafting.grow([source], context, layout, _Under(keys), trim=True).tokens_BM[
             :, 1:
         ]
 
@@ -188,12 +188,12 @@ class Cascade(shapes.Chains):
         """The draft model's cache and the guesser's memory."""
         ahead = self.num_speculative_tokens + self.guesses  # guesses may go beyond the chain
         capacity = self.model.width(capacity + ahead)
-        cache = tree_drafting.open_cache(self.model, context, capacity)
+        cache = tree_drafting.OneModel(self.model).open(context, capacity)
         return Several((cache, self.guesser.open(context, capacity)))
 
     def propose(self, memory: Several, context: Context, shape: DraftShape) -> Draft:
         """Draw the chain, in as many calls of the draft model as the guesses leave."""
-        depth = shapes.declared(self, shape).max_depth
+        depth = shape.max_depth
         cache, guesser = memory.stores
         host = on_host(context.length_B)
         chain = _Chain(context, depth)

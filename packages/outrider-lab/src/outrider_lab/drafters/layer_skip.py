@@ -112,11 +112,10 @@ class LayerSkip(Forgetful):
 
     def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Fill the tree level by level, one call of the layers each."""
-        nodes = shapes.declared(self, shape).max_nodes
-        layout = shapes.fixed(self._parents[:nodes], context.length_B.device)
+        layout = shapes.fixed(self._parents[: shape.max_nodes], context.length_B.device)
         assert context.cache is not None
         source = tree_drafting.TreeModel(self.model, context.cache, shared=True)
-        return tree_drafting.grow([source], context, layout, self.policy)
+        return tree_drafting.grow([source], context, layout, self.policy).draft(self.policy.drawn)
 
 
 def layers(have: int, skip: Sequence[int] | None, leave: int | None) -> tuple[int, ...]:

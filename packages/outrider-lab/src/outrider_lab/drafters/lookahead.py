@@ -72,7 +72,7 @@ class Lookahead:
 
     def propose(self, memory: NgramPool, context: Context, shape: DraftShape) -> Draft:
         """The pool's n-grams behind the pending token, and the first columns of the window."""
-        columns = shapes.declared(self, shape).max_depth - self.order + 2
+        columns = shape.max_depth - self.order + 2
         plan = _plan(columns, self.order, self.tried, context.length_B.device)
         found, listed = self._known(memory, tree_drafting.pending(context))
         window = memory.window_BRW[..., :columns]

@@ -13,7 +13,6 @@ from outrider import arguments
 from outrider.drafters import dynamic_tree, recipes
 from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.ngram_table import Table, followers
-from outrider.drafters.tree_drafting import shapes
 from outrider.types import Context, Draft, DraftShape, DrawKind
 
 
@@ -51,7 +50,7 @@ class NgramTree(Forgetful):
     def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Look up level by level, and keep the best nodes."""
         source = followers(self.table, self.vocab_size)
-        return dynamic_tree.grow(source, context, shapes.declared(self, shape), self.top_k)
+        return dynamic_tree.grow(source, context, shape, self.top_k)
 
 
 def _made(

@@ -44,13 +44,14 @@ class Random(shapes.Chains, Forgetful):
 
     def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Draw each token from the uniform law; what a request bans is not drawn."""
-        depth = shapes.declared(self, shape).max_depth
+        depth = shape.max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
         sampling = context.sampling
         hot_B = torch.isinf(sampling.inverse_temperature_B)  # their text depends on no seed
         seed_B = torch.where(hot_B, 0, sampling.seed_B)
         context = context._replace(sampling=sampling._replace(seed_B=seed_B))
-        return tree_drafting.grow([_Uniform(self.vocab_size)], context, layout, self)
+        source = _Uniform(self.vocab_size)
+        return tree_drafting.grow([source], context, layout, self).draft(self.drawn)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """One draw. Rows at temperature 0 place what they draw at temperature 1."""
