@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Collection, Sequence
 from math import exp, inf, log
-from operator import mul
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -76,8 +75,8 @@ class CostModel:
             steps = self._steps(rows, context)
             if corrected and self._factor:
                 about = rows.bit_length()
-                factors = [self._factor.get((about, nodes), 1.0) for nodes in self._nodes]
-                steps = list(map(mul, steps, factors))
+                for at, nodes in enumerate(self._nodes):
+                    steps[at] *= self._factor.get((about, nodes), 1.0)
             plain, more = steps[0], []
             low, less, least = 1, 0.0, inf  # what a node costs at least
             for high, step in zip(self._nodes[1:], steps[1:], strict=True):
@@ -163,7 +162,9 @@ class CostModel:
                 factors[size] = min(max(factor, 1 / BOUND), BOUND)
         if factors != self._factor:
             self._factor = factors
-            self._known = {key: prices for key, prices in self._known.items() if not key[2]}
+            for key in list(self._known):
+                if key[2]:
+                    del self._known[key]
 
 
 def _likely(ratios: Collection[float]) -> float:
