@@ -1,6 +1,7 @@
 """`outrider generate`: complete a prompt, or answer a source."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from outrider.cli.console import (
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
+from outrider.models import budget
 from outrider.models.program_imports import import_lean
 from outrider.plugins import required
 
@@ -176,7 +178,8 @@ def generate(
     _said(chat, system, source)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
-    speculator = options.load_speculator(setup if reference is None else _copying(setup), dtype)
+    with budget.postponing():  # what steps cost is measured behind the text
+        speculator = options.load_speculator(setup if reference is None else _copying(setup), dtype)
     how, rules = speculator.defaults.over(said, {"temperature": 0.0}, beams is None)
     asked = _asked(*given)
     if speculator.opening is None:
@@ -185,21 +188,25 @@ def generate(
         refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
     how_made = _how_made(speculator, greedy=how.temperature == 0)
-    if verbose:
-        _describe(speculator, how_made, beams)
-    if beams is not None:
-        found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
-        _finish(found, how_made if as_json else None, printed=False, verbose=verbose)
-        _unanswered(speculator, found, chat)
-        return
-    running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
-    stopped = _print(running, speculator, stream, trace)
+    stopped = False
+    with speculator.engine.estimated():
+        if verbose:
+            _describe(speculator, how_made, beams)
+        if beams is not None:
+            found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
+        else:
+            running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
+            stopped = _print(running, speculator, stream, trace)
+            found = running.result()
     about = how_made if as_json else None
-    _finish(running.result(), about, printed=stream or trace, verbose=verbose)
+    _finish(found, about, printed=stream or trace, verbose=verbose)
     if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED)
-    _unanswered(speculator, running.result(), chat)
+    _unanswered(speculator, found, chat)
+    if not speculator.engine.budget.over():  # it is where kernels are still being compiled
+        with suppress(KeyboardInterrupt):  # the text is whole
+            speculator.engine.priced(1)
     run = partial(Speculator.generate, sampling=how, stop=end, **asked)
     if timeline is not None:
         _timeline().compare(speculator, run, timeline)
