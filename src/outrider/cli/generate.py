@@ -192,24 +192,27 @@ def generate(
     with speculator.engine.estimated():
         if verbose:
             _describe(speculator, how_made, beams)
-        if beams is not None:
-            found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
-        else:
+        if beams is None:
             running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
-            stopped = _print(running, speculator, stream, trace)
-            found = running.result()
-    about = how_made if as_json else None
-    _finish(found, about, printed=stream or trace, verbose=verbose)
+            found, stopped = _print(running, speculator, stream, trace)
+        else:
+            found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
+    _finish(found, how_made if as_json else None, printed=stream or trace, verbose=verbose)
     if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED)
     _unanswered(speculator, found, chat)
-    if not speculator.engine.budget.over():  # it is where kernels are still being compiled
-        with suppress(KeyboardInterrupt):  # the text is whole
-            speculator.engine.priced(1)
-    run = partial(Speculator.generate, sampling=how, stop=end, **asked)
+    _measure(speculator.engine)
     if timeline is not None:
+        run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         _timeline().compare(speculator, run, timeline)
+
+
+def _measure(engine: "Engine") -> None:
+    """What steps cost, when the text is whole; not where kernels are still being compiled."""
+    with suppress(KeyboardInterrupt):
+        if not engine.budget.over():
+            engine.priced(1)
 
 
 def _one_document(as_json: bool, printed: bool) -> None:
@@ -362,7 +365,9 @@ def _asked(prompt: str | None, source: str | None, reference: str | None) -> _Ge
     return _GenerateRequest(prompts=source, decoder_prompts=prompt, reference=reference)
 
 
-def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: bool) -> bool:
+def _print(
+    running: "Stream", speculator: "Speculator", stream: bool, trace: bool
+) -> "tuple[Generation, bool]":
     """Decode to the end and show what is to be shown on the way; whether somebody stopped it."""
     colour = out.is_terminal and not out.no_color
 
@@ -381,8 +386,8 @@ def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: boo
             elif stream:
                 put(block.text)
     except KeyboardInterrupt:
-        return True
-    return False
+        return running.result(), True
+    return running.result(), False
 
 
 def _finish(
@@ -420,7 +425,7 @@ def _describe(
     notes = speculator.notes
     how = (
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "
-        f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
+        f"({'exact' if how_made['exact'] else 'lossy: another distribution than the target has'})"
     )
     if beams is not None:
         how = (

@@ -253,7 +253,7 @@ def choose(
         return spent
 
     scores: dict[Setting, float] = {}
-    made, models = None, None
+    made: tuple[str, bool] | None = None
     every = left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
     allowed = budget.current()
     if allowed.over():
