@@ -1,7 +1,6 @@
 """`outrider generate`: complete a prompt, or answer a source."""
 
 import json
-from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -174,8 +173,7 @@ def generate(
     end = Stop(max_new_tokens, tuple(stop or ()))
     check_least([sampling], [end])
     media = attached(image or (), audio or ())
-    chat = chat or bool(media)
-    _said(chat, system, source)
+    _said(chat := chat or bool(media), system, source)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
     with budget.postponing():  # what steps cost is measured behind the text
@@ -202,17 +200,10 @@ def generate(
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED)
     _unanswered(speculator, found, chat)
-    _measure(speculator.engine)
+    options.measure(speculator.engine)
     if timeline is not None:
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         _timeline().compare(speculator, run, timeline)
-
-
-def _measure(engine: "Engine") -> None:
-    """What steps cost, when the text is whole; not where kernels are still being compiled."""
-    with suppress(KeyboardInterrupt):
-        if not engine.budget.over():
-            engine.priced(1)
 
 
 def _one_document(as_json: bool, printed: bool) -> None:
