@@ -184,17 +184,17 @@ def generate(
     if chat:
         refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
-    how_made = _how_made(speculator, greedy=how.temperature == 0)
+    made = how_made(speculator, greedy=how.temperature == 0)
     if verbose:
-        _describe(speculator, how_made, beams)
+        describe(speculator, made, beams)
     if beams is not None:
         found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
-        _finish(found, how_made if as_json else None, printed=False, verbose=verbose)
+        _finish(found, made if as_json else None, printed=False, verbose=verbose)
         _unanswered(speculator, found, chat)
         return
     running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
     stopped = _print(running, speculator, stream, trace)
-    about = how_made if as_json else None
+    about = made if as_json else None
     _finish(running.result(), about, printed=stream or trace, verbose=verbose)
     if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
@@ -251,7 +251,7 @@ def _beams(count: int, penalty: float, streamed: bool) -> "Beams | None":
     return Beams(count, penalty)
 
 
-def _how_made(speculator: "Speculator", greedy: bool) -> dict[str, object]:
+def how_made(speculator: "Speculator", greedy: bool) -> dict[str, object]:
     """The drafter and the rule, for whoever reads the text."""
     rule = speculator.engine.choose_rule("all" if greedy else "none")
     return {
@@ -404,10 +404,10 @@ def _finish(
         put(done.text + "\n")
 
 
-def _describe(
+def describe(
     speculator: "Speculator", how_made: dict[str, object], beams: "Beams | None" = None
 ) -> None:
-
+    """What `--verbose` says: how the models run, what drafts, what verifies."""
     from outrider.sampling.sampling_params import SamplingParams
 
     notes = speculator.notes
@@ -434,7 +434,7 @@ def _describe(
     )
     usual = {field.name: field.default for field in fields(SamplingParams)}
     rules = arguments.fields_of(speculator.rules, usual)
-    changed = [f"{name}={value!r}" for name, value in rules.items() if value != usual[name]]
+    changed = [f"{name}={arguments.shown(v)}" for name, v in rules.items() if v != usual[name]]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
     for line in priced(speculator.engine) if beams is None else ():
