@@ -206,6 +206,14 @@ def test_the_reference_of_commands_is_what_the_program_says():
     assert str(Path.home()) not in page
 
 
+def test_the_environment_variables_that_the_code_reads_have_a_table():
+    page = (PROJECT / "docs" / "installation.md").read_text("utf-8")
+    listed = set(re.findall(r"^\| `(OUTRIDER_\w+)`", page, re.M))
+    code = "".join(path.read_text("utf-8") for path in PROJECT.glob("packages/*/src/**/*.py"))
+    read = set(re.findall(r"""["'](OUTRIDER_[A-Z_]+)["']""", CODE + code))
+    assert listed == read
+
+
 def test_the_reference_of_names_has_each_public_name_once():
     page = (PROJECT / "docs" / "api.md").read_text("utf-8")
     listed = re.findall(r"^::: outrider\.(\w+)$", page, re.M)

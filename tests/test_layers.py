@@ -217,7 +217,7 @@ def test_names_come_from_where_a_type_checker_reads_them():
         if node.module != "outrider"
     }
     parts = {alias.name for node in block.body for alias in node.names} - set(read)
-    assert read == outrider._HOMES
+    assert read == outrider._EXPORTS
     assert parts == set(outrider._PARTS)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         _ = outrider.lode

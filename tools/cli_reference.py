@@ -62,7 +62,7 @@ def default(value: Any) -> str:
     """A default that says something: neither nothing nor off."""
     if value is True:
         return "on"
-    if value in (None, False, "", (), []) or value is inspect.Parameter.empty:
+    if value is inspect.Parameter.empty or value in (None, "", (), []) or value is False:
         return ""
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))

@@ -93,7 +93,7 @@ __all__ = [
 ]
 
 #: Where each name is imported from when it is first asked for: torch and transformers load then.
-_HOMES = {
+_EXPORTS = {
     "DraftModel": "outrider.drafters",
     "PromptLookup": "outrider.drafters",
     "ReferenceLookup": "outrider.drafters",
@@ -119,4 +119,4 @@ _HOMES = {
 #: Public packages, which are attributes as well.
 _PARTS = ("drafters", "engine", "integrations", "ops", "stochastic", "testing", "verifiers")
 
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES, _PARTS)
+__getattr__, __dir__ = lazy.exports(__name__, _EXPORTS, _PARTS)

@@ -209,6 +209,11 @@ class SamplingRows(NamedTuple):
     any_min_p: bool
     shaping: Shaping | None = None  #: penalties, bans and processors, if any row has some
 
+    @property
+    def any_filter(self) -> bool:
+        """Whether any row leaves tokens without a chance: a new filter is asked for here, too."""
+        return self.most_top_k > 0 or self.any_top_p or self.any_min_p
+
     def take(self, rows: Sequence[int]) -> "SamplingRows":
         """A copy of these rows. Host constants stay: they are upper bounds."""
         return self._replace(

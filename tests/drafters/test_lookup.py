@@ -1,5 +1,7 @@
 """What reference lookup and prompt lookup copy from where."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from outrider import (
     StopConditions,
     verifiers,
 )
+from outrider.drafters import prompt_lookup
 from outrider.errors import ConfigurationError
 from outrider.sampling import sampling_params
 from outrider.testing import p_value, text_law
@@ -39,6 +42,26 @@ def proposed(drafter, text, reference=(), memory=None):
     rows = context([text], [list(reference)])
     memory = drafter.open(rows, 64) if memory is None else memory
     return drafter.propose(memory, rows, drafter.shapes[0]).tokens_BN[0, 1:].tolist()
+
+
+def test_no_run_is_looked_for_where_the_last_token_stands_nowhere_else(monkeypatch):
+    """All pairs of texts of up to four of two tokens, side by side: drafts stay as they are."""
+    texts = [list(t) for n in range(1, 5) for t in itertools.product((1, 2), repeat=n)]
+    drafter, told = PromptLookup(3), []
+
+    def drafts():
+        each = []
+        for pair_of in itertools.product(texts, repeat=2):
+            rows = context(pair_of, [])
+            draft = drafter.propose(drafter.open(rows, 64), rows, drafter.shapes[0])
+            each.append((draft.tokens_BN.tolist(), draft.draws_BNK.tolist()))
+            told.append(prompt_lookup.repeats(rows))
+        return each
+
+    quick = drafts()
+    assert len(set(told)) == 2
+    monkeypatch.setattr(prompt_lookup, "repeats", lambda rows: True)
+    assert drafts() == quick
 
 
 def written(text, reference, drafter, start=0):

@@ -43,6 +43,7 @@ def test_the_json_document_has_everything(pair):
     assert set(document) >= {"ratios", "methods", "text_equal", "environment", "settings"}
     assert set(document["methods"]) == {
         "plain",
+        "speculative: default",
         "speculative: 2 tokens",
         "speculative: 3 tokens",
         "speculative: tree 2,1",
@@ -146,7 +147,7 @@ def test_prompt_files(tmp_path):
 
 def test_plans_that_compare_nothing_are_refused():
     with pytest.raises(ConfigurationError, match="nothing to compare"):
-        compare.ComparePlan(chains=())
+        compare.ComparePlan(temperatures=())
     with pytest.raises(ConfigurationError, match=r"repeats must be .* at least 1"):
         compare.ComparePlan(repeats=0)
 

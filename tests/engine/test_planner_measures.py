@@ -8,6 +8,7 @@ import torch
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.drafters import Recall, Suffix
 from outrider.engine.speculation_policy import measure
+from outrider.models.cache import SlotCache
 from outrider.types import PLAIN
 from tiny import PROMPTS, decode, pair
 
@@ -121,3 +122,21 @@ def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
     assert found(1) == found(2) == sizes
     monkeypatch.setattr(measure, "_roomy", kept_what_was_right)
     assert len(found(1)) < len(sizes)
+
+
+@pytest.mark.parametrize("drafter", [PromptLookup(8), Recall(8)])
+def test_rows_are_stepped_again_from_where_they_were_and_no_entry_is_copied(drafter, monkeypatch):
+    """A copy would lie in pages of which a long text in a run does not, and be read slower."""
+    target, _ = pair(vocab=1024)
+    engine = Engine(target, drafter, None, "adaptive")
+    shape = engine.shapes[0]
+    start = measure._with_room(engine, measure._made_up(engine, 1, 64), [PLAIN, shape])
+    monkeypatch.setattr(SlotCache, "take", None)
+    laws = []
+    for asked in (shape, PLAIN, shape):
+        state = measure._again(start)
+        assert state.cache is start.cache
+        made = engine.stepper()(state, asked)
+        laws.append((made.draft.tokens_BN, made.scores.laws.logits_BRV.clone()))
+    assert len(laws[0][0][0]) > 1
+    assert all(map(torch.equal, laws[0], laws[2]))

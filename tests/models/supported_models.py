@@ -92,8 +92,9 @@ neighbours in the batch.
 """
 
 MIDDLE = """
-On a CPU, Llama checkpoints run through a lean decoder of our own; everything else, and every model
-on CUDA, runs through the model's own forward.
+Llama, Mistral, Qwen2 and Qwen3 without sliding windows run through a lean decoder of our own, on a
+CPU and on CUDA; Whisper and BART's kind do on a CPU. Other families run through transformers'
+forward.
 
 ## What is checked when you load
 

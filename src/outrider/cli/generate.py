@@ -413,7 +413,7 @@ def describe(
     notes = speculator.notes
     how = (
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "
-        f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
+        f"({'exact' if how_made['exact'] else 'lossy: another distribution than the target has'})"
     )
     if beams is not None:
         how = (

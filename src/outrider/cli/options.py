@@ -58,12 +58,20 @@ NumBeams = Annotated[
     int, typer.Option(min=1, help="Beams of a search in place of one text; 1 is off.")
 ]
 LengthPenalty = Annotated[float, typer.Option(help="Of beams: above 0 long ones win more often.")]
+_KNOWN = f"Known: {', '.join(drafters.names())}."
 DrafterName = Annotated[
     str | None,
     typer.Option(
         help="What drafts. Default: draft_model; without one recall (on a GPU suffix), or "
-        "reference_lookup for an encoder-decoder. "
-        f"Known: {', '.join(drafters.names())}."
+        f"reference_lookup for an encoder-decoder. {_KNOWN}"
+    ),
+]
+SpeechDrafterName = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        help="What drafts. Default: draft_model; without one reference_lookup where there is a "
+        f"--reference, else nothing. {_KNOWN}",
     ),
 ]
 Gamma = Annotated[
@@ -149,9 +157,9 @@ Dtype = Annotated[
 DraftDtype = Annotated[
     str | None,
     typer.Option(
-        help="int8 keeps what draft models read in 8 bits, on a CPU: half the bytes, another draft "
-        "law, the same law of the text; target: in the target's dtype. Default: as a draft folder "
-        "says (whisper-base-draft: int8), else the target's."
+        help="int8 keeps what draft models read in 8 bits, on a CPU: half the bytes and other "
+        "drafts; the text keeps its distribution. target: in the target's dtype. Default: as a "
+        "draft folder says (whisper-base-draft: int8), else the target's."
     ),
 ]
 TensorParallel = Annotated[

@@ -130,7 +130,7 @@ def transcribe(
     model: Model = None,
     draft: Draft = None,
     draft_layers: DraftLayers = None,
-    drafter: options.DrafterName = None,
+    drafter: options.SpeechDrafterName = None,
     num_speculative_tokens: options.Gamma = None,
     planner: options.Planned = None,
     language: Language = None,

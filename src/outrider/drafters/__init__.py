@@ -57,7 +57,7 @@ PLUGINS = plugins.PluginGroup(
 )
 
 #: How each is made, in order; imported when it is looked up.
-_RECIPES = {
+_BUILTIN = {
     "root": "outrider.drafters.root:RECIPE",
     "draft_model": "outrider.drafters.draft_model:RECIPE",
     "sampled_tree": "outrider.drafters.trees:SAMPLED_TREE",
@@ -75,7 +75,7 @@ _RECIPES = {
     "string_match": "outrider.drafters.cross_tokenizer:STRING_MATCH",
     "translated": "outrider.drafters.cross_tokenizer:RECIPE",
 }
-DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(_RECIPES, PLUGINS.load)
+DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(_BUILTIN, PLUGINS.load)
 
 
 def names() -> list[str]:
@@ -84,7 +84,7 @@ def names() -> list[str]:
     >>> "recall" in names()
     True
     """
-    return sorted({*_RECIPES, *PLUGINS.names()})
+    return sorted({*_BUILTIN, *PLUGINS.names()})
 
 
 def register(name: str, recipe: "Recipe | Callable[..., Drafter]") -> None:
@@ -235,7 +235,7 @@ __all__ = [
 ]
 
 #: Where each class is imported from when it is first asked for.
-_HOMES = {
+_EXPORTS = {
     "Beam": "outrider.drafters.beam",
     "DraftModel": "outrider.drafters.draft_model",
     "DynamicTree": "outrider.drafters.dynamic_tree",
@@ -256,4 +256,4 @@ _HOMES = {
     "Suffix": "outrider.drafters.suffix",
     "Translated": "outrider.drafters.cross_tokenizer",
 }
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES)
+__getattr__, __dir__ = lazy.exports(__name__, _EXPORTS)

@@ -49,7 +49,10 @@ class Batch(NamedTuple):
         return self.context.length_B.shape[0]
 
     @inference
-    def take(self, rows: Sequence[int]) -> "Batch":
+    def take(self, rows: Sequence[int], cache: Any = None) -> "Batch":
+        """Copies of these rows, in this order; with this cache, where one is given, in place of a
+        copy of theirs.
+        """
         context = self.context
         tokens = copy_rows(context.tokens_BL, rows)
         return Batch(
@@ -60,7 +63,7 @@ class Batch(NamedTuple):
                 inputs=gather_rows(context.inputs, rows),
                 reference_BS=gather_rows(context.reference_BS, rows),
             ),
-            self.cache.take(rows),
+            self.cache.take(rows) if cache is None else cache,
             self.memory.take(rows),
             copy_rows(self.limit_B, rows),
             copy_rows(self.limit_reason_B, rows),

@@ -240,10 +240,10 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     return MultiModalRunner if sees else TransformersRunner
 
 
-_HOMES = {
+_EXPORTS = {
     "TreeDecoder": "outrider.models.decoder",
     "ChainRunner": "outrider.models.hf",
     "LlamaRunner": "outrider.models.llama",
     "TransformersRunner": "outrider.models.hf",
 }
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES)
+__getattr__, __dir__ = lazy.exports(__name__, _EXPORTS)

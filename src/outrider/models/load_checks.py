@@ -171,19 +171,17 @@ def trees(model: LanguageModel, name: str) -> float:
     steps = torch.arange(prefix + tree.nodes, device=device)
     tokens = ordinary(steps * 7, model.vocab_size)[None]
 
-    def fill() -> RowStore:
-        cache: RowStore = model.open(1, CAPACITY, model.probe(1))
-        model.forward(cache, causal(tokens[:, :prefix], steps[None, :prefix], CAPACITY), last=1)
-        return cache
-
+    # What a path leaves in the cache is written over by the next: the prefix is read once.
+    cache: RowStore = model.open(1, CAPACITY, model.probe(1))
+    model.forward(cache, causal(tokens[:, :prefix], steps[None, :prefix], CAPACITY), last=1)
     first = torch.tensor([prefix], device=device)
     drafted = tokens[:, prefix:]
-    whole = model.forward(fill(), of_tree(drafted, tree, first, CAPACITY)).logits_BQV
+    whole = model.forward(cache, of_tree(drafted, tree, first, CAPACITY)).logits_BQV
     worst = 0.0
     for leaf in range(tree.levels[-2], tree.nodes):
         path = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
         line = prefix + torch.arange(len(path), device=device)[None]
-        single = model.forward(fill(), causal(drafted[:, path], line, CAPACITY)).logits_BQV
+        single = model.forward(cache, causal(drafted[:, path], line, CAPACITY)).logits_BQV
         worst = max(worst, _gap(whole[:, path], single))
     if not worst <= tolerance:
         raise UnsupportedModel(

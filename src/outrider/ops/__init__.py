@@ -223,11 +223,10 @@ survivors = dispatched(draws.survivors)
 
 def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
     """Laws of raw logits under each row's sampling parameters: one place, run once per side."""
-    filters = sampling.most_top_k or sampling.any_top_p or sampling.any_min_p
     return Laws(
         logits_BRV,
         sampling.inverse_temperature_B,
-        floors(logits_BRV, sampling) if filters else None,
+        floors(logits_BRV, sampling) if sampling.any_filter else None,
         greedy=sampling.greedy,
     )
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Density", "Gaussian", "Speculation", "speculate"]
 
-_HOMES = {
+_EXPORTS = {
     "Density": "outrider.stochastic.laws",
     "Gaussian": "outrider.stochastic.laws",
     "Speculation": "outrider.stochastic.rounds",
     "speculate": "outrider.stochastic.rounds",
 }
 
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES)
+__getattr__, __dir__ = lazy.exports(__name__, _EXPORTS)

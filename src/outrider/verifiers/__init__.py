@@ -36,7 +36,7 @@ LOSSY = ("lenience", "lenience_argmax", "sigmoid", "typical")
 PLUGINS = plugins.PluginGroup("outrider.verifiers", "rule", _rule, ("non_iterative", "otm", *LOSSY))
 
 #: Rules by name, with the usual values of their options; imported when they are looked up.
-_HOMES = {
+_BUILTIN = {
     "match": "outrider.verifiers.match:Match()",
     "coupled": "outrider.verifiers.match:COUPLED",
     "rejection": "outrider.verifiers.rejection:Rejection()",
@@ -46,7 +46,7 @@ _HOMES = {
     "multi_round": "outrider.verifiers.rejection:MULTI_ROUND",
     "kseq": "outrider.verifiers.kseq:KSeq()",
 }
-VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(_HOMES, PLUGINS.load)
+VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(_BUILTIN, PLUGINS.load)
 
 #: What a rule says of itself; its other fields are options.
 ABOUT = ("name", "exact", "kinds", "chain_only")
@@ -159,7 +159,7 @@ def names() -> list[str]:
     >>> "block" in names()
     True
     """
-    every = {*_HOMES, *PLUGINS.names()}
+    every = {*_BUILTIN, *PLUGINS.names()}
     return sorted(f"{name} (lossy)" if name in LOSSY else name for name in every)
 
 

@@ -44,9 +44,9 @@ from outrider.types import PLAIN, Drafter, DraftShape, Foreseeing, LanguageModel
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 32, 64)
 FEW = (3, 5, 9, 17, 32)  #: behind a long text, where only what it adds is measured
 KEY = (3, 6)  #: what is timed beside a plain step where there is time for little
-CONTEXTS = (64, 2048)  #: committed tokens of a row; the second of one row alone
+CONTEXTS = (64, 8192)  #: committed tokens of a row; the second of one row alone
 READ_ALL = 448  #: the second, where every token of it has to be read
-ENTRIES = 1 << 26  #: bytes of keys and values of the second, or it is shorter
+ENTRIES = 1 << 27  #: bytes of keys and values of the second, or it is shorter
 UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
 ROUNDS, ENOUGH = 3, 8  #: looks at each size behind the one that warms up, at least and at most
 IN_A_START = 2  #: of them, at least, under a budget that ends
@@ -228,9 +228,18 @@ def _of_plain(rounds: Sequence[dict[int, float]]) -> Curve:
     return Curve.of({n: round(least * min(of[m] for m in of if m >= n), 4) for n in of})
 
 
+def _again(batch: Batch) -> Batch:
+    """These rows for another step that starts from them: a copy, but for entries of tokens.
+
+    Those stay where they are: what a step writes behind the rows the next one writes anew. A copy
+    would lie in small pages, of which a step reads slower than of those of a long text in a run.
+    """
+    return batch.take(range(batch.rows), batch.cache if skimmable(batch.cache) else None)
+
+
 def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
     """Nodes and milliseconds of a step of these rows' copy."""
-    state = batch.take(range(batch.rows))
+    state = _again(batch)
     device = state.context.length_B.device
     started = _clock(device)
     if engine.foreseeing is not None:
@@ -259,7 +268,7 @@ def _roomy(engine: Stepping, batch: Batch, shape: DraftShape) -> Batch:
     It makes room in the copy's caches, which a run's steps seldom do; and what copies the text
     still finds where it goes on, which it would not behind a token that the target wrote.
     """
-    state = batch.take(range(batch.rows))
+    state = _again(batch)
     draft = propose(engine.drafter, state, shape)
     scores = score(engine.target, state, draft, engine.drafter.aux_layers)
     length_B = state.context.length_B
@@ -350,4 +359,5 @@ def _made_up(engine: Stepping, rows: int, context: int) -> Batch:
     request = Request(text, SamplingParams(seed=0), StopConditions(), target.probe(1))
     capacity = engine.slots(rows, context + 2 * most)
     with skimming():
-        return begin(target, engine.drafter, [request], capacity).take([0] * rows)
+        batch = begin(target, engine.drafter, [request], capacity)
+    return batch if rows == 1 else batch.take([0] * rows)

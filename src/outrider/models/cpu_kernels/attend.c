@@ -82,7 +82,7 @@ typedef struct {
     float *queries, *sums;  /* [queries, E] */
     float *scores;          /* [queries, CHUNK], then weights */
     float *rest;            /* [queries, 16]: sums of weights */
-    float *turned;          /* [E, 16]: keys */
+    float *turned;          /* [ABREAST, E, 16]: keys */
     float *rows;            /* [16, E]: keys, too */
     float *values;          /* [PIECE, E] */
     int32_t *places;        /* [queries, behind]: slots behind the first gap */
@@ -142,7 +142,7 @@ ALWAYS void score_few(
     const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
     int64_t stop, const int is_half) {
     const int64_t bytes = is_half ? sizeof(half) : sizeof(float), all_of = LANES * E * bytes;
-    const int64_t lines = mine->some * FETCHED(E, 1) < all_of ? 2 : 1;
+    const int64_t lines = (mine->some + PAIR - 1) / PAIR * FETCHED(E, 1) < all_of ? 2 : 1;
     for (int64_t s = chunk; s < stop; s += LANES) {
         const int64_t there = lesser(stop - s, LANES), from = head->from + s * E;
         const float *keys = room->rows;
@@ -153,10 +153,11 @@ ALWAYS void score_few(
         } else
             keys = (const float *)head->keys + from;
         const char *next = (const char *)head->values + from * bytes;
-        for (int64_t q = 0; q < mine->some; q++) {
-            const int64_t done = q * FETCHED(E, lines), more = done < all_of ? lines : 0;
-            put(room->scores + q * CHUNK + s - chunk,
-                dots(room->queries + q * E, keys, E, next + done, more));
+        int64_t done = 0;
+        for (int64_t q = 0, some; q < mine->some; q += some, done += FETCHED(E, lines)) {
+            some = lesser(PAIR, mine->some - q);
+            dots(room->scores + q * CHUNK + s - chunk, CHUNK, room->queries + q * E, keys, E, some,
+                 next + done, done < all_of ? lines : 0);
         }
     }
 }
@@ -166,18 +167,22 @@ ALWAYS void score_many(
     const Asked *mine, const int64_t E, const Head *head, const Room *room, int64_t chunk,
     int64_t stop, const int is_half) {
     const int64_t bytes = is_half ? sizeof(half) : sizeof(float);
-    for (int64_t s = chunk; s < stop; s += LANES) {
-        const char *next = (const char *)head->values + (head->from + s * E) * bytes;
-        turned_keys(
-            room->turned, head->keys, head->from + s * E, E, lesser(stop - s, LANES), room->rows,
-            is_half);
-        for (int64_t j = 0; j * BLOCK < mine->some; j++) {
+    const int64_t blocks = (mine->some + BLOCK - 1) / BLOCK;
+    for (int64_t s = chunk, wide; s < stop; s += wide * LANES) {
+        wide = stop - s > LANES ? ABREAST : 1;
+        for (int64_t i = 0; i < wide; i++) {
+            const int64_t at = s + i * LANES;
+            turned_keys(
+                room->turned + i * LANES * E, head->keys, head->from + at * E, E,
+                lesser(stop - at, LANES), room->rows, is_half);
+        }
+        const int64_t each = (wide * E * bytes + blocks * LINE - 1) / (blocks * LINE);
+        for (int64_t j = 0; j < blocks; j++) {
             if (s >= most_seen(mine, j)) continue;
-            const void *fetch = j ? (const void *)room->turned : next;
-            const Few score = dots_of(room->queries + j * BLOCK * E, room->turned, E, fetch, bytes);
-#pragma GCC unroll 4
-            for (int q = 0; q < BLOCK; q++)
-                put(room->scores + (j * BLOCK + q) * CHUNK + s - chunk, score.of[q]);
+            const char *next = (const char *)head->values + (head->from + s * E) * bytes;
+            dots_of(
+                room->scores + j * BLOCK * CHUNK + s - chunk, CHUNK, room->queries + j * BLOCK * E,
+                room->turned, E, wide, next + j * each * LANES * LINE, each);
         }
     }
 }
@@ -264,7 +269,7 @@ ALWAYS void score_behind(
             gathered(room->rows, mine, room, head->keys, head, E, q, s, there, is_half);
             memset(room->rows + there * E, 0, (LANES - there) * E * sizeof(float));
             for (int64_t i = q; i < q + few; i++) {
-                put(scores, dots(room->queries + i * E, room->rows, E, 0, 0));
+                dots(scores, 0, room->queries + i * E, room->rows, E, 1, 0, 0);
                 memcpy(room->scores + i * CHUNK + s - chunk, scores, there * sizeof(float));
             }
         }
@@ -289,10 +294,14 @@ ALWAYS void weigh_behind(
 /* A query's first `end` scores of a chunk, in whole lanes, as weights. */
 ALWAYS void softened(Asked *mine, const Room *room, const int64_t E, int64_t q, const int64_t end) {
     float *scores = room->scores + q * CHUNK, *sums = room->sums + q * E;
-    lanes top = all(mine->top[q]), rest = get(room->rest + q * LANES);
+    const lanes before = all(mine->top[q]);
+    lanes tops[4] = {before, before, before, before}, rest = get(room->rest + q * LANES);
+    int64_t at = 0;
+    for (; at + 4 * LANES <= end; at += 4 * LANES)
 #pragma GCC unroll 4
-    for (int64_t s = 0; s < end; s += LANES) top = widest(get(scores + s), top);
-    const float most = most_of_lanes(top);
+        for (int i = 0; i < 4; i++) tops[i] = widest(get(scores + at + i * LANES), tops[i]);
+    for (; at < end; at += LANES) tops[0] = widest(get(scores + at), tops[0]);
+    const float most = most_of_lanes(widest(widest(tops[0], tops[1]), widest(tops[2], tops[3])));
     const lanes best = all(most);
     if (most != mine->top[q]) {
         const lanes less = exp_(sub(all(mine->top[q]), best));
@@ -370,7 +379,7 @@ static int64_t placed(Room *room, char *piece, int64_t each, int64_t E) {
     PLACE(sums, each * E);
     PLACE(scores, each * CHUNK);
     PLACE(rest, each * LANES);
-    PLACE(turned, E * LANES);
+    PLACE(turned, ABREAST * E * LANES);
     PLACE(rows, LANES * E);
     PLACE(values, PIECE * E);
     PLACE(places, each * room->behind);

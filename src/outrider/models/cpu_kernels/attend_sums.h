@@ -4,90 +4,118 @@
 #pragma once
 #include "lanes.h"
 
-/* Fetch a line into the second cache, while there is something to compute: what is read next does not
- * wait for memory then. Into the first one it would push out what is read now. Memory takes so many at a
- * time, and what is asked for at once keeps the work behind it waiting: all queries ask for a part. */
-#define FETCH(from) __builtin_prefetch(from, 0, 2)
+/* Fetch a line while there is something to compute: what is read next does not wait for memory then.
+ * Into the first cache, out of which it falls into the second: asked for there alone, lines come slower.
+ * Memory takes so many at a time, and what is asked for at once keeps the work behind it waiting: all
+ * queries ask for a part. */
+#define FETCH(from) __builtin_prefetch(from, 0, 3)
 #define LINE 64
-
-#define BLOCK 4 /* queries whose sums are held side by side */
 
 /* Usual sizes of heads have code of their own, made once. */
 #define SIZED(run) (size == 64 ? run(64) : size == 128 ? run(128) : run(size))
 
-ALWAYS lanes sized_dots(
-    const float *query, const float *keys, const int64_t size, const char *fetch, int64_t lines) {
-    lanes four[LANES / 4];
+#define PAIR (WIDTH == 16 ? 2 : 1) /* queries that share the keys they read as they lie */
+
+ALWAYS void sized_dots(
+    float *to, int64_t row, const float *query, const float *keys, const int64_t size,
+    const int some, const char *fetch, int64_t lines) {
+    lanes four[PAIR][LANES / 4];
 #pragma GCC unroll 4
     for (int k = 0; k < LANES; k += 4) {
-        lanes sum[4];
+        lanes sum[PAIR][4];
+#pragma GCC unroll 2
+        for (int q = 0; q < some; q++)
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) sum[i] = all(0);
+            for (int i = 0; i < 4; i++) sum[q][i] = all(0);
         for (int64_t e = 0; e < size; e += LANES, fetch += lines * LINE) {
             if (lines > 0) FETCH(fetch);
             if (lines > 1) FETCH(fetch + LINE);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++)
-                sum[i] = fma_(get(query + e), get(keys + (k + i) * size + e), sum[i]);
+#pragma GCC unroll 2
+                for (int q = 0; q < some; q++)
+                    sum[q][i] = fma_(get(query + q * size + e), get(keys + (k + i) * size + e), sum[q][i]);
         }
-        four[k / 4] = fours(sum[0], sum[1], sum[2], sum[3]);
+#pragma GCC unroll 2
+        for (int q = 0; q < some; q++)
+            four[q][k / 4] = fours(sum[q][0], sum[q][1], sum[q][2], sum[q][3]);
     }
-    return totals(four[0], four[1], four[2], four[3]);
+#pragma GCC unroll 2
+    for (int q = 0; q < some; q++)
+        put(to + q * row, totals(four[q][0], four[q][1], four[q][2], four[q][3]));
 }
 
-/* Scores of sixteen slots for one query; `keys` [16, E] as float32. FETCHED(size, lines) bytes are fetched
- * meanwhile, two lines at most at a time. */
+/* Scores of sixteen slots for some queries, PAIR or one, each to a `row`; `keys` [16, E] as float32.
+ * FETCHED(size, lines) bytes are fetched meanwhile, two lines at most at a time. */
 #define FETCHED(size, lines) (16 * (size) * (lines))
-static __attribute__((noinline)) lanes dots(
-    const float *query, const float *keys, int64_t size, const void *fetch, int64_t lines) {
-#define RUN(size) sized_dots(query, keys, size, fetch, lines)
-    return SIZED(RUN);
+static __attribute__((noinline)) void dots(
+    float *to, int64_t row, const float *query, const float *keys, int64_t size, int64_t some,
+    const void *fetch, int64_t lines) {
+#define RUN(size) \
+    (some == PAIR ? sized_dots(to, row, query, keys, size, PAIR, fetch, lines) \
+                  : sized_dots(to, row, query, keys, size, 1, fetch, lines))
+    SIZED(RUN);
 #undef RUN
 }
 
+#define BLOCK 4 /* queries whose sums are held side by side */
+#define ABREAST (WIDTH == 16 ? 2 : 1) /* times sixteen slots whose keys a block reads at once */
+
 typedef struct {
-    lanes of[BLOCK];
+    lanes of[BLOCK * ABREAST];
 } Few;
 
 ALWAYS Few plus(Few a, Few b) {
-#pragma GCC unroll 4
-    for (int q = 0; q < BLOCK; q++) a.of[q] = add(a.of[q], b.of[q]);
+#pragma GCC unroll 8
+    for (int i = 0; i < BLOCK * ABREAST; i++) a.of[i] = add(a.of[i], b.of[i]);
     return a;
 }
 
-/* What lane `l` sums up in `dots`, here of sixteen slots at once. Its share of 16 * size numbers, of
- * `bytes` each, is fetched meanwhile. */
+/* What lane `l` sums up in `dots`, here of `wide` times sixteen slots at once; its `lines` of what is
+ * fetched are meanwhile. */
 ALWAYS Few lane(
-    const float *queries, const float *turned, const int64_t size, const int l, const char *fetch,
-    const int bytes) {
+    const float *queries, const float *turned, const int64_t size, const int l, const int wide,
+    const char *fetch, int64_t lines) {
     Few sum;
-#pragma GCC unroll 4
-    for (int q = 0; q < BLOCK; q++) sum.of[q] = all(0);
+#pragma GCC unroll 8
+    for (int i = 0; i < BLOCK * ABREAST; i++) sum.of[i] = all(0);
+    for (int64_t i = 0; i < lines; i++) FETCH(fetch + (l * lines + i) * LINE);
     for (int64_t e = l; e < size; e += LANES) {
-        FETCH(fetch + (l * size + (e - l)) * bytes);
 #pragma GCC unroll 4
         for (int q = 0; q < BLOCK; q++)
-            sum.of[q] = fma_(all(queries[q * size + e]), get(turned + e * LANES), sum.of[q]);
+#pragma GCC unroll 2
+            for (int s = 0; s < wide; s++)
+                sum.of[q * ABREAST + s] = fma_(
+                    all(queries[q * size + e]), get(turned + (s * size + e) * LANES),
+                    sum.of[q * ABREAST + s]);
     }
     return sum;
 }
 
-#define LANE(l) lane(queries, turned, size, l, fetch, bytes)
+#define LANE(l) lane(queries, turned, size, l, wide, fetch, lines)
 #define TWO(l) plus(LANE(l), LANE(l + 1))
-ALWAYS Few sized_dots_of(
-    const float *queries, const float *turned, const int64_t size, const char *fetch,
-    const int bytes) {
+ALWAYS void sized_dots_of(
+    float *to, int64_t row, const float *queries, const float *turned, const int64_t size,
+    const int wide, const char *fetch, int64_t lines) {
     Few four[LANES / 4];
 #pragma GCC unroll 1
     for (int l = 0; l < LANES; l += 4) four[l / 4] = plus(TWO(l), TWO(l + 2));
-    return plus(plus(four[0], four[1]), plus(four[2], four[3]));
+    const Few score = plus(plus(four[0], four[1]), plus(four[2], four[3]));
+#pragma GCC unroll 4
+    for (int q = 0; q < BLOCK; q++)
+#pragma GCC unroll 2
+        for (int s = 0; s < wide; s++) put(to + q * row + s * LANES, score.of[q * ABREAST + s]);
 }
 
-/* `dots` of BLOCK queries, bit for bit; `turned` [E, 16] are the keys of sixteen slots. */
-static __attribute__((noinline)) Few dots_of(
-    const float *queries, const float *turned, int64_t size, const void *fetch, int bytes) {
-#define RUN(size) sized_dots_of(queries, turned, size, fetch, bytes)
-    return SIZED(RUN);
+/* `dots` of BLOCK queries, bit for bit, each to a `row`; `turned` [wide, E, 16] are the keys of sixteen
+ * slots each. From `fetch` on, LANES * `lines` lines are fetched meanwhile. */
+static __attribute__((noinline)) void dots_of(
+    float *to, int64_t row, const float *queries, const float *turned, int64_t size, int64_t wide,
+    const void *fetch, int64_t lines) {
+#define RUN(size) \
+    (wide == ABREAST ? sized_dots_of(to, row, queries, turned, size, ABREAST, fetch, lines) \
+                     : sized_dots_of(to, row, queries, turned, size, 1, fetch, lines))
+    SIZED(RUN);
 #undef RUN
 }
 

@@ -69,6 +69,18 @@ ALWAYS part part_choose(part_marks here, part yes, part no) {
     return (part)((here & (part_marks)yes) | (~here & (part_marks)no));
 }
 
+/* a where it is larger, else b; the same of what is less. */
+#if WIDTH == 16
+ALWAYS part part_larger(part a, part b) { return (part)_mm512_max_ps((__m512)a, (__m512)b); }
+ALWAYS part part_less(part a, part b) { return (part)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif WIDTH == 8
+ALWAYS part part_larger(part a, part b) { return (part)_mm256_max_ps((__m256)a, (__m256)b); }
+ALWAYS part part_less(part a, part b) { return (part)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+ALWAYS part part_larger(part a, part b) { return part_choose(a > b, a, b); }
+ALWAYS part part_less(part a, part b) { return part_choose(a < b, a, b); }
+#endif
+
 #if WIDTH == 16
 ALWAYS part part_fma(part a, part b, part sum) {
     return (part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -134,8 +146,7 @@ ALWAYS void part_store(half *to, part x) {
 ALWAYS part part_exp(part x) {
     const part zero = {0}, low = zero - 87.0f, high = zero + 88.0f, magic = zero + 12582912.0f;
     const part_marks under = x < low;
-    x = part_choose(under, low, x);
-    x = part_choose(x > high, high, x);
+    x = part_less(high, part_larger(low, x));
     const part n = part_fma(x, zero + 1.44269504f, magic) - magic;
     part r = part_fma(n, zero - 0.693359375f, x);
     r = part_fma(n, zero + 2.12194440e-4f, r);
@@ -146,9 +157,13 @@ ALWAYS part part_exp(part x) {
     p = part_fma(p, r, zero + 1.6666665459e-1f);
     p = part_fma(p, r, zero + 5.0000001201e-1f);
     p = part_fma(p * r, r, r) + 1.0f;
+#if WIDTH == 16
+    return part_choose(under, zero, (part)_mm512_scalef_ps((__m512)p, (__m512)n));
+#else
     const part whole = part_choose(x == x, n, zero);
     const part_marks power = (__builtin_convertvector(whole, part_marks) + 127) << 23;
     return part_choose(under, zero, p * (part)power);
+#endif
 }
 
 /* The natural logarithm of a number above 0 to two units in the last place. */
@@ -203,7 +218,7 @@ ALWAYS lanes choose(marks here, lanes yes, lanes no) {
     return EACH(lanes, part_choose(ON(here), ON(yes), ON(no)));
 }
 
-ALWAYS lanes widest(lanes a, lanes b) { return choose(above(a, b), a, b); }
+ALWAYS lanes widest(lanes a, lanes b) { return EACH(lanes, part_larger(ON(a), ON(b))); }
 ALWAYS lanes exp_(lanes x) { return EACH(lanes, part_exp(ON(x))); }
 ALWAYS lanes softplus(lanes x) { return EACH(lanes, part_softplus(ON(x))); }
 ALWAYS lanes silu(lanes x) { return over(x, add(all(1), exp_(minus(x)))); }

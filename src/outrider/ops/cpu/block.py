@@ -5,7 +5,7 @@
     tau = the largest i with u_i < h_i;  y ~ norm((r_tau p_{tau+1} - q_{tau+1})+), or p after gamma
 
 One pass over both rows of every position until r reaches 0; the row at tau is read again. Rows that
-the compiled kernel takes are verified by it, in the same bits.
+the compiled kernel takes are verified by it, in the same bits (`compiled.py` says which those are).
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """All rows of a batch in one compiled call, bit for bit what Python does with one after another.
 
-block  block verification (`models/cpu_kernels/block.c`): of rows of up to some thousand tokens
-       whose draft carries the weights that it was drawn from, with the noise of their seeds; what
-       it does not take is walked in NumPy
+block  block verification (`models/cpu_kernels/block_verification.c`): of vocabularies below
+       `law_slices.LONG` tokens, of rows whose draft carries the weights that it was drawn from,
+       with the noise of their seeds; what it does not take is walked in NumPy
 draw   a token of every urn (`models/cpu_kernels/draws.c`)
 """
 
@@ -29,7 +29,7 @@ _LIMITS = (ctypes.c_double * 5)(LEAST, MOST, LARGEST, NOTHING, EMPTY)
 
 
 class _KernelSizes(ctypes.Structure):
-    """`Sizes` of block.c."""
+    """`Sizes` of block_verification.c."""
 
     _fields_ = [
         (name, _WHOLE)

@@ -30,14 +30,16 @@ from outrider_lab.bench.prompts import read_prompts
 from outrider_lab.certify.report import Row
 
 PLAIN, SPECULATIVE = "plain", "speculative"
+DEFAULT = f"{SPECULATIVE}: default"  #: what `load` makes with nothing set
 STOCK, ASSISTED = "transformers_generate", "transformers_assisted"
 PAIRS = ((SPECULATIVE, PLAIN), (SPECULATIVE, ASSISTED), (PLAIN, STOCK), (ASSISTED, STOCK))
 
 
 @dataclass(frozen=True)
 class ComparePlan:
-    """What is compared. `chains` and `trees` are speculative settings, `assisted` the sweep of
-    fixed draft lengths of transformers (its default always runs)."""
+    """What is compared. `chains` and `trees` are speculative settings beside what `load` does with
+    nothing set, `assisted` is the sweep of fixed draft lengths of transformers, whose
+    default always runs as well."""
 
     target: str | None = None
     draft: str | None = None
@@ -80,10 +82,8 @@ class ComparePlan:
         )
         for name, value in plain.items():
             object.__setattr__(self, name, value)
-        if not self.temperatures or not (self.chains or self.trees):
-            raise ConfigurationError(
-                "nothing to compare: no temperature or no speculative setting; give at least one"
-            )
+        if not self.temperatures:
+            raise ConfigurationError("nothing to compare: no temperature; give at least one")
         for temperature in self.temperatures:
             SamplingParams(temperature)
 
@@ -216,7 +216,6 @@ class Comparison:
             self.target,
             self.draft,
             dtype=dtype,
-            num_speculative_tokens=max(self.plan.chains, default=4),
             device=self.plan.device,
             threads="auto" if self.plan.threads is None else self.plan.threads,
             pack_weights="auto" if self.plan.packed is None else self.plan.packed,
@@ -239,7 +238,7 @@ class Comparison:
     @property
     def total(self) -> int:
         """Trials to come, for a progress bar."""
-        arms = 3 + len(self.plan.chains) + len(self.plan.trees) + len(self.plan.assisted)
+        arms = 4 + len(self.plan.chains) + len(self.plan.trees) + len(self.plan.assisted)
         tables = len(self.dtypes) * len(self.plan.temperatures)
         return arms * tables * self.plan.repeats * len(self.prompts)
 
@@ -278,7 +277,7 @@ class Comparison:
         def theirs(count: int | None) -> Arm:
             return lambda prompt, how: stock.assisted(prompt, how, most, count)
 
-        arms: dict[str, Arm] = {PLAIN: ours(pair.plain())}
+        arms: dict[str, Arm] = {PLAIN: ours(pair.plain()), DEFAULT: ours(pair)}
         drafter = pair.engine.drafter
         for count in self.plan.chains:
             if isinstance(drafter, DraftModel):

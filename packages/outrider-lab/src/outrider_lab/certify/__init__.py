@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CertifyReport", "Power", "Test", "certify", "foreign"]
 
-_HOMES = {
+_EXPORTS = {
     "Power": "outrider_lab.certify.power",
     "CertifyReport": "outrider_lab.certify.report",
     "Test": "outrider_lab.certify.report",
     "certify": "outrider_lab.certify.run",
     "foreign": "outrider_lab.certify.black_box",
 }
-__getattr__, __dir__ = lazy.exports(__name__, _HOMES)
+__getattr__, __dir__ = lazy.exports(__name__, _EXPORTS)

@@ -1,4 +1,4 @@
-"""`outrider certify`: does this drafter with this rule keep the target's law?"""
+"""`outrider certify`: does this drafter with this rule keep the target's distribution?"""
 
 import json
 import sys
@@ -154,7 +154,7 @@ def command(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Test that speculative decoding keeps the target's law.
+    """Test that speculative decoding keeps the target's distribution.
 
     Exit code 0: exact, 1: not exact, 3: inconclusive, 2: an error. Tests: greedy certificate,
     coupled equality, set tests and PIT over pooled contexts, verdicts given their drafts, marginal.

@@ -19,7 +19,7 @@ def compare(
         str | None,
         typer.Option(
             "--draft-model",
-            help="Draft model; a target without one has prompt lookup on both sides.",
+            help="Draft model. Without one a chain is prompt lookup's on both sides.",
         ),
     ] = None,
     prompts: Annotated[
@@ -43,7 +43,7 @@ def compare(
             "-k",
             min=1,
             max=1024,
-            help="Length of a drafted chain; may be repeated. Default: 4, or none with a tree.",
+            help="Length of a fixed chain; may be repeated. Default: 4, or none with a tree.",
         ),
     ] = None,
     branching: Annotated[
@@ -74,7 +74,11 @@ def compare(
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare with plain decoding and with transformers on the same prompts, interleaved."""
+    """Compare with plain decoding and with transformers on the same prompts, interleaved.
+
+    Ours is measured as `outrider.load` has it with nothing set, and with chains and trees of a
+    fixed size beside it.
+    """
     from outrider_lab.bench.compare import ComparePlan, Comparison
 
     trees = tuple(parse_branching(text) or () for text in branching or ())
@@ -149,8 +153,9 @@ def show(document: "Row") -> None:
         f"{machine['torch']}, transformers {machine['transformers']}"
     )
     out.print(
-        "behind an arm: tokens drafted in a row; per call: new tokens per target call, a prompt's "
-        "own call left out; ms per step: propose score verify commit emit host"
+        "behind an arm: tokens drafted in a row, default with nothing set; per call: new tokens "
+        "per target call, a prompt's own call left out; ms per step: propose score verify commit "
+        "emit host"
     )
     out.print("* the family's best setting, used in the ratios", markup=False)
 

@@ -136,7 +136,7 @@ def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) 
     out.print(table)
     out.print(
         "T: temperature. Per call: tokens per call of the target. At T = 0 the texts\n"
-        "must be equal. Above it both arms draw from the same law with different noise;\n"
+        "must be equal. Above it both arms draw from the same distribution with different noise;\n"
         "* coupled mode shares the noise, and then they must be equal as well.\n"
         f"[ ]: 95 % over {len(prompts)} prompts; a sign needs {LEAST} of them.",
         markup=False,
