@@ -211,7 +211,11 @@ def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):
 def test_a_slow_second_does_not_choose(monkeypatch):
     """The best combination is timed while the machine is busy; it is looked at again."""
     costs, busy = {"float32": 1.5, "bfloat16": 1.0, "float16": 9.0}, {"bfloat16": 1.8}
-    timed = []
+    timed, built = [], []
+
+    def build(setting):
+        built.append(setting.dtype)
+        return setting.dtype, None
 
     def cost(model, widths=(1, 2), repeats=5):
         timed.append(model)
@@ -220,7 +224,7 @@ def test_a_slow_second_does_not_choose(monkeypatch):
 
     monkeypatch.setattr(calibrate, "cost", cost)
     found = calibrate.choose(
-        lambda setting: (setting.dtype, None),
+        build,
         threads=[1],
         dtypes=["bfloat16", "float32", "float16"],
         packings=[False],
@@ -229,6 +233,8 @@ def test_a_slow_second_does_not_choose(monkeypatch):
     assert found.setting.dtype == "bfloat16"
     assert [note["dtype"] for note in found.candidates] == ["bfloat16", "float32", "float16"]
     assert timed.count("float16") == 1  # far from the best: not timed again
+    again = ["float32", "bfloat16", "float32"]  # the second of a pass begins the next one
+    assert (timed[3:], built[3:]) == ([*again[:2], "bfloat16", "float32"], again)
 
 
 def test_costs_are_positive():

@@ -15,7 +15,10 @@ import pytest
 
 from outrider import SamplingParams, Stop, load, verifiers
 from outrider.cli import console
+from outrider.costs import Costs
 from outrider.engine import step
+from outrider.engine.speculation_policy import measure
+from outrider.models import budget, calibrate
 from outrider.models.cpu_kernels import build
 from outrider.shipped import shipped
 
@@ -189,6 +192,31 @@ def test_interruption_prints_what_was_generated(outrider, expected, monkeypatch)
     assert len(out) > 4
     assert out[:4] == expected.text[:4]
     assert "interrupted" in err
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_steps_cost_is_measured_behind_the_text(outrider, expected, monkeypatch, interrupted):
+    """The text goes by a look, and is not measured at all where kernels are still to come."""
+    told, measured = [], []
+
+    def looked(engine, rows):
+        measured.append((sum(map(len, told)), budget.current().seconds > 0))
+        yield
+        if interrupted and measured[-1][1]:
+            raise KeyboardInterrupt
+        return Costs.of({1: 10.0, 3: 12.0})
+
+    monkeypatch.setattr(measure, "measured", looked)
+    monkeypatch.setattr(calibrate, "recall_costs", lambda key: None)
+    monkeypatch.setattr(calibrate, "remember_costs", lambda key, costs: None)
+    monkeypatch.setattr(sys.modules["outrider.cli.generate"], "put", told.append)
+    words = ["generate", PROMPT, "-n", 12, "--stream", "--planner", "adaptive", *FAST]
+    assert outrider(*words)[0] == 0
+    assert "".join(told) == expected.text + "\n"
+    assert measured == [(0, False), (len("".join(told)), True)]
+    monkeypatch.setattr(build, "late", lambda: True)
+    assert outrider(*words)[0] == 0
+    assert measured[2:] == [(len("".join(told)) // 2, False)]
 
 
 class Closed(io.StringIO):

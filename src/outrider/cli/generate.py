@@ -23,6 +23,7 @@ from outrider.cli.console import (
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
+from outrider.models import budget
 from outrider.models.program_imports import import_lean
 from outrider.plugins import required
 
@@ -172,11 +173,11 @@ def generate(
     end = Stop(max_new_tokens, tuple(stop or ()))
     check_least([sampling], [end])
     media = attached(image or (), audio or ())
-    chat = chat or bool(media)
-    _said(chat, system, source)
+    _said(chat := chat or bool(media), system, source)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
-    speculator = options.load_speculator(setup if reference is None else _copying(setup), dtype)
+    with budget.postponing():  # what steps cost is measured behind the text
+        speculator = options.load_speculator(setup if reference is None else _copying(setup), dtype)
     how, rules = speculator.defaults.over(said, {"temperature": 0.0}, beams is None)
     asked = _asked(*given)
     if speculator.opening is None:
@@ -185,23 +186,23 @@ def generate(
         refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
     made = how_made(speculator, greedy=how.temperature == 0)
-    if verbose:
-        describe(speculator, made, beams)
-    if beams is not None:
-        found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
-        _finish(found, made if as_json else None, printed=False, verbose=verbose)
-        _unanswered(speculator, found, chat)
-        return
-    running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
-    stopped = _print(running, speculator, stream, trace)
-    about = made if as_json else None
-    _finish(running.result(), about, printed=stream or trace, verbose=verbose)
+    stopped = False
+    with speculator.engine.estimated():
+        if verbose:
+            describe(speculator, made, beams)
+        if beams is None:
+            running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
+            found, stopped = _print(running, speculator, stream, trace)
+        else:
+            found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
+    _finish(found, made if as_json else None, printed=stream or trace, verbose=verbose)
     if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED)
-    _unanswered(speculator, running.result(), chat)
-    run = partial(Speculator.generate, sampling=how, stop=end, **asked)
+    _unanswered(speculator, found, chat)
+    options.measure(speculator.engine)
     if timeline is not None:
+        run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         _timeline().compare(speculator, run, timeline)
 
 
@@ -355,7 +356,9 @@ def _asked(prompt: str | None, source: str | None, reference: str | None) -> _Ge
     return _GenerateRequest(prompts=source, decoder_prompts=prompt, reference=reference)
 
 
-def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: bool) -> bool:
+def _print(
+    running: "Stream", speculator: "Speculator", stream: bool, trace: bool
+) -> "tuple[Generation, bool]":
     """Decode to the end and show what is to be shown on the way; whether somebody stopped it."""
     colour = out.is_terminal and not out.no_color
 
@@ -374,8 +377,8 @@ def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: boo
             elif stream:
                 put(block.text)
     except KeyboardInterrupt:
-        return True
-    return False
+        return running.result(), True
+    return running.result(), False
 
 
 def _finish(

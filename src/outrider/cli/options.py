@@ -3,6 +3,7 @@
 import ast
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
@@ -16,6 +17,7 @@ from outrider.load_config import PATHS, RUNTIME, LoadConfig
 from outrider.models.cpu_kernels import build
 
 if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
     from outrider.text.speculator import Speculator
 
 Number = TypeVar("Number", int, float)
@@ -342,6 +344,13 @@ def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
 
     with working(LOADING):
         return load(replace(config, dtype=dtype))
+
+
+def measure(engine: "Engine") -> None:
+    """What steps cost, when the text is whole; not where kernels are still being compiled."""
+    with suppress(KeyboardInterrupt):
+        if not engine.budget.over():
+            engine.priced(1)
 
 
 def compile_ahead(device: object) -> None:

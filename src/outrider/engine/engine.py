@@ -9,6 +9,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import log
 from typing import Any, Literal, TypeVar, cast
@@ -274,6 +275,13 @@ class Engine:
         if self.costs is None and self._unpriced(1):
             with budget.under(budget.Budget(0.0)):
                 self.costs, self._estimated = measure.whole(measure.measured(self, 1)), True
+
+    @contextmanager
+    def estimated(self) -> Iterator[None]:
+        """In here somebody waits for a text: a look has to do, and what is better comes later."""
+        self.estimate_costs()
+        with budget.postponing():
+            yield
 
     def _unpriced(self, max_num_seqs: int) -> list[int]:
         """The numbers of rows, up to so many, that are to be measured yet."""

@@ -253,6 +253,7 @@ def choose(
         return spent
 
     scores: dict[Setting, float] = {}
+    made: tuple[str, bool] | None = None
     every = left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
     allowed = budget.current()
     if allowed.over():
@@ -263,7 +264,8 @@ def choose(
                 for dtype, packed in dict.fromkeys((s.dtype, s.packed) for s in left):
                     if scores and allowed.over():
                         break
-                    models = build(Setting(before, dtype, packed))
+                    if made != (dtype, packed):  # a pass begins with what the last one ended with
+                        made, models = (dtype, packed), build(Setting(before, dtype, packed))
                     for setting in [s for s in left if (s.dtype, s.packed) == (dtype, packed)]:
                         if scores and allowed.over():
                             break

@@ -3,7 +3,6 @@
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +13,6 @@ from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Logprobs, Request, StopConditions
 from outrider.errors import ConfigurationError
-from outrider.models import budget
 from outrider.models.decoder import adapters_of
 from outrider.models.prefix_cache import PrefixCache
 from outrider.sampling.sampling_params import SamplingParams
@@ -106,7 +104,7 @@ def build_engine(
             return PromptScores(engine.target)
         if lane == SPEECH:
             return TranscriptionRunner(partial(_prompted, speculator))
-        with _unmeasured(engine):
+        with engine.estimated():
             return EngineRun(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
 
     text = TextModelInfo(
@@ -129,20 +127,12 @@ def _measurements(engine: Engine, max_num_seqs: int) -> Iterator[bool]:
         yield from engine.pricing(rows)
 
 
-@contextmanager
-def _unmeasured(engine: Engine) -> Iterator[None]:
-    """In here a client waits: a look at what steps cost has to do until they are measured."""
-    engine.estimate_costs()
-    with budget.postponing():
-        yield
-
-
 def _prompted(speculator: Speculator, spoken: TranscriptionRequest) -> PromptedTranscription:
     """A recording heard by an audio language model, beside its chats."""
     prompts = speculator.sound_prompts
     assert prompts is not None, "the route is there for models that hear"
     given = {"array": spoken.samples, "sampling_rate": prompts.rate}
-    with _unmeasured(speculator.engine):
+    with speculator.engine.estimated():
         return prompted(speculator.engine, prompts, given, spoken.settings)
 
 
@@ -151,7 +141,7 @@ def _hears(
 ) -> tuple[SpeechModelInfo, Callable[[str], TranscriptionRunner]]:
     def begin(spoken: TranscriptionRequest) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}
-        with _unmeasured(speculator.engine):
+        with speculator.engine.estimated():
             return transcription(speculator.engine, hearing, given, spoken.settings)
 
     known = SpeechModelInfo(hearing.name, hearing.vocabulary, hearing.rate)

@@ -3,12 +3,12 @@ once, in the background, and kept beside calibrations.
 
 A wheel carries libraries of the sources that lie beside it (`shipped_library`). Elsewhere the
 compiler that `CC` names, else `cc`, makes one, in a process of its own (`build_process`) that ends
-with this one. Whoever needs the library first waits for it, PATIENCE at most, or to its end who
-cannot do without (`wait`). Then, and where there is none, torch's operators run, for as long as
-this process does: what it measures is kept under `identity`, apart from what is measured with a
-library. `unbuilt` says why there is none, `late` whether the next process will have one, `told`
-which one runs, and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one
-may use.
+with this one. Whoever needs the library first waits for it, PATIENCE at most and PACED where it is
+too slow for that, or to its end who cannot do without (`wait`). Then, and where there is none,
+torch's operators run, for as long as this process does: what it measures is kept under `identity`,
+apart from what is measured with a library. `unbuilt` says why there is none, `late` whether the
+next process will have one, `told` which one runs, and so does `--verbose`. OUTRIDER_COMPILED=0
+wants none, OUTRIDER_ISA caps what one may use.
 
 A process runs the sources that lay there when it imported this module, whatever has replaced them
 since: another version's would be called with arguments that it reads otherwise. A library's name
@@ -64,9 +64,9 @@ TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES,
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
 LINKS = ("-lm",)
 SHIPPED = Path(__file__).with_name("shipped")  #: the folder of what a wheel carries
-#: Seconds from its start that a load waits for a library that is being compiled; fewer where that
-#: takes from the only core what the load itself needs.
-PATIENCE = 20.0 if calibrate.cores() > 1 else 10.0
+#: Seconds from its start that a load waits for a library that is being compiled, and those after
+#: which it goes on without where, at its pace, that would not be enough.
+PATIENCE, PACED = 25.0, 10.0
 _LOWEST = 19  #: of a process's priorities
 _TELLS = 2.0  #: seconds of waiting after which a line says what for
 _LIMIT = 900.0  #: seconds that a build may take, in the background, before it is given up
@@ -219,21 +219,22 @@ class _Order:
         how = f"compiled here by {self.compiler[0]!r} into {str(self.library)!r}{self.note}"
         return Library(self.library, self.texts, f"{self.level.name}, {how}")
 
-    def text(self) -> str:
-        """As `build_process` reads it."""
-        return json.dumps(
-            {
-                "library": str(self.library),
-                "sources": SOURCES,
-                "texts": self.texts,
-                "ahead": AHEAD,
-                "compiler": self.compiler,
-                "flags": [*FLAGS, *self.level.options],
-                "links": LINKS,
-                "cores": calibrate.cores(),
-                "seconds": _LIMIT,
-            }
-        )
+    def given(self) -> dict[str, object]:
+        """As `build_process` reads it.
+
+        One compiler more than there are cores: on a core that others use as well, each has a part.
+        """
+        return {
+            "library": str(self.library),
+            "sources": SOURCES,
+            "texts": self.texts,
+            "ahead": AHEAD,
+            "compiler": self.compiler,
+            "flags": [*FLAGS, *self.level.options],
+            "links": LINKS,
+            "at_once": calibrate.cores() + 1,
+            "seconds": _LIMIT,
+        }
 
 
 class _Background:
@@ -253,23 +254,22 @@ class _Background:
         atexit.register(self.stop)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # what it printed says why
-            self._process.stdin.write(order.text().encode() + b"\n")
+            self._process.stdin.write(json.dumps(order.given()).encode() + b"\n")
             self._process.stdin.flush()  # and stays open: its end would be the end of the build
 
-    def failed(self, patience: float) -> str | None:
-        """Why there is no library when it has ended; raises TimeoutError if that takes too long."""
-        left = self.started + patience - time.monotonic()
-        try:
-            try:
-                self._process.wait(max(min(_TELLS, left), 0))
-            except subprocess.TimeoutExpired:
-                if left > _TELLS:
-                    _log.warning(
-                        "compiling kernels for this processor, once (%s)", self.order.level.name
-                    )
-                self._process.wait(max(left - _TELLS, 0))
-        except subprocess.TimeoutExpired:
-            raise TimeoutError from None
+    def failed(self, patience: float, paced: float) -> str | None:
+        """Why there is no library when it has ended.
+
+        Raises TimeoutError if that takes longer than `patience`, or would at the pace that is seen
+        after `paced` seconds.
+        """
+        paced = min(paced, patience)
+        if not self._ends(min(self._seconds() + _TELLS, paced)):
+            _log.warning("compiling kernels for this processor, once (%s)", self.order.level.name)
+        if not self._ends(paced):
+            build = build_process.Build(self.order.given())
+            if build.share() * patience < self._seconds() or not self._ends(patience):
+                raise TimeoutError
         assert self._process.stdout is not None
         said = self._process.stdout.read().decode(errors="replace").strip()
         self.stop()
@@ -278,6 +278,16 @@ class _Background:
         except (ValueError, IndexError, KeyError, TypeError):
             why = f"the process that compiles ended with {self._process.returncode}: {said[-300:]}"
         return None if why is None else str(why)
+
+    def _seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.started
+
+    def _ends(self, within: float) -> bool:
+        """Whether it has ended so many seconds after it began."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(within - self._seconds(), 0))
+        return self._process.returncode is not None
 
     def give_way(self) -> None:
         """Let it have what nobody else needs: this process goes on without it."""
@@ -328,8 +338,8 @@ def start() -> None:
 def be_patient(seconds: float = _LIMIT) -> None:
     """What this process loads waits so long for a library that is being compiled: who measures, or
     answers for days, is not to go on without."""
-    global PATIENCE
-    PATIENCE = seconds
+    global PATIENCE, PACED
+    PATIENCE = PACED = seconds
 
 
 def wait() -> None:
@@ -340,7 +350,8 @@ def wait() -> None:
         start()
         if _state.background is not None and (_state.found is None or _state.late):
             _state.late = False
-            _state.found = _made(_state.background, max(PATIENCE, _LIMIT))
+            longest = max(PATIENCE, _LIMIT)
+            _state.found = _made(_state.background, longest, longest)
 
 
 def _found() -> Library | str:
@@ -349,18 +360,19 @@ def _found() -> Library | str:
     with _state.lock:
         start()
         if _state.found is None and _state.background is not None:
-            _state.found = _made(_state.background, PATIENCE)
+            _state.found = _made(_state.background, PATIENCE, PACED)
         assert _state.found is not None
         return _state.found
 
 
-def _made(background: _Background, patience: float) -> Library | str:
+def _made(background: _Background, patience: float, paced: float) -> Library | str:
     """What a build has come to, within the seconds that are given to it."""
     order = background.order
     try:
-        failed = background.failed(patience)
+        failed = background.failed(patience, paced)
     except TimeoutError:
-        why = f"still being compiled after {patience:g} s; the next start has them"
+        took = time.monotonic() - background.started
+        why = f"still being compiled after {took:.2g} s; the next start has them"
         _log.warning("going on without compiled kernels: %s", why)
         background.give_way()
         _state.late = True

@@ -92,9 +92,13 @@ class Build:
         self.compiler: list[str] = given["compiler"]
         self.flags: list[str] = given["flags"]
         self.links: list[str] = given["links"]
-        self.cores: int = given["cores"]
+        self.at_once: int = given["at_once"]  #: compilers
         self.seconds: float = given["seconds"]
         self.objects = self.library.parent / "objects"
+
+    def share(self) -> float:
+        """How many of the sources are compiled, of all."""
+        return sum(self._kept(name).exists() for name in self.sources) / len(self.sources)
 
     def make(self) -> None:
         """Write the library, whole: others may do so at the same time.
@@ -118,7 +122,7 @@ class Build:
     def _make(self, folder: Path) -> None:
         for name, text in self.texts.items():
             Path(folder, name).write_text(text)
-        with ThreadPoolExecutor(self.cores) as pool:
+        with ThreadPoolExecutor(self.at_once) as pool:
             ahead = self._read_once(folder)
             made = [pool.submit(self._object, name, folder, ahead) for name in self.sources]
             try:
