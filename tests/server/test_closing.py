@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import socket
 import threading
 import time
@@ -34,6 +35,24 @@ def test_whoever_waits_is_told_that_the_server_closes(shipped, opened):
             each.join(20)
     assert json.loads(last)["error"]["code"] == "closing"
     assert [(code, told["error"]["code"]) for code, told in got] == [(503, "closing")] * 2
+
+
+@pytest.mark.parametrize("between", [0.0, 0.2], ids=["at once", "while it waits"])
+def test_who_presses_ctrl_c_twice_waits_no_longer(shipped, caplog, between):
+    """Clients were cut off without a word, and each left a traceback."""
+    long = BODY | {"ignore_eos": True, "temperature": 0, "speculative_config": {"method": "none"}}
+    with serving(shipped, grace=60.0) as server, caplog.at_level(logging.ERROR):
+        stream = events(server, long | {"stream": True, "max_tokens": 480})
+        next(stream)
+        started = time.monotonic()
+        server.uvicorn.handle_exit(signal.SIGINT, None)
+        time.sleep(between)
+        server.uvicorn.handle_exit(signal.SIGINT, None)
+        *_, last = stream
+        server.thread.join(30)
+        assert time.monotonic() - started < 30
+    assert json.loads(last)["error"]["code"] == "closing"
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])

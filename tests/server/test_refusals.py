@@ -53,6 +53,13 @@ FIELDS = [
     ("prompt", [10**7]),
     ("prompt", "x = 1\n" * 300),
     ("suffix", "x"),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("truncation_side", "middle"),
+    ("priority", "high"),
+    ("priority", 2**63),
+    ("use_beam_search", True),
+    ("length_penalty", 2),
     ("response_format.type", {"type": "xml"}),
     ("speculative_config", {"method": "magic"}),
 ]
@@ -176,8 +183,7 @@ def test_null_is_a_field_that_is_left_out(server):
     asked_for = BODY | {"seed": 3, "max_tokens": 8}
     plain, nulls = (asked(server, more | asked_for)[1] for more in ({}, dict.fromkeys(free)))
     assert nulls["choices"] == plain["choices"]
-    for name in ("model", "prompt"):
-        assert refused(server, 400, asked_for | {name: None})["param"].startswith(name)
+    assert refused(server, 400, asked_for | {"prompt": None})["param"].startswith("prompt")
     nothing = {"tools": None, "no_such": None}
     assert asked(server, asked_for | nothing)[1]["choices"] == plain["choices"]
 
@@ -252,6 +258,8 @@ def test_bodies_that_contradict_themselves(server):
 def test_what_is_no_request_at_all(server):
     refused(server, 400, b"{")
     refused(server, 404, BODY, path="/v1/nothing")
+    refused(server, 404, BODY, "no vectors", "embedding model", path="/v1/embeddings")
+    refused(server, 404, BODY, "ask /v1/completions", path="/completion")
     refused(server, 405, None, method="GET")
     refused(server, 413, b"x" * (1 << 20) + b"xx", "more than")
     refused(server, 400, b"[" * 40 + b"]" * 40, "nested")
@@ -368,6 +376,12 @@ SCHEMA = {"type": "json_schema"}
             "required",
         ),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        (
+            "chat/completions",
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "exclude each other",
+        ),
         ("responses", {"text": {"format": SCHEMA}}, "text.format.schema", "without it"),
     ],
 )
@@ -385,12 +399,13 @@ def test_what_does_not_go_together_names_its_field(server, path, more, param, wo
 def test_fields_that_ask_for_what_is_done_anyway_are_taken(server):
     """vLLM's clients write them out; any other value is refused with the field's name."""
     usual = {"skip_special_tokens": True, "include_stop_str_in_output": False}
-    usual["spaces_between_special_tokens"] = True
-    assert asked(server, BODY | usual)[0] == 200
+    usual |= {"spaces_between_special_tokens": True, "use_beam_search": False}
+    usual["cache_prompt"] = True
+    assert asked(server, BODY | usual | {"length_penalty": 1.0})[0] == 200
     for name, value in usual.items():
         code, told = asked(server, BODY | {name: not value})
         assert (code, told["error"]["param"]) == (400, name)
-    chat = {"add_generation_prompt": True, "continue_final_message": False, "modalities": ["text"]}
+    chat = {"echo": False, "include_reasoning": True, "modalities": ["text"], "top_logprobs": 0}
     chat |= {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
     assert ChatCompletionRequest.model_validate(chat | usual)
     code, told = asked(server, chat | {"modalities": ["audio"]}, "/v1/chat/completions")

@@ -61,9 +61,11 @@ def test_tokens_of_texts_and_texts_of_tokens(shipped, server):
     status, told = post(server, "/tokenize", {"prompt": PROMPT, "return_token_strs": True})
     assert (status, told["tokens"], told["count"]) == (200, ids, len(ids))
     assert told["token_strs"] == shipped.tokenizer.convert_ids_to_tokens(ids)
-    assert post(server, "/detokenize", {"model": NAME, "tokens": ids})[1] == {
-        "prompt": shipped.tokenizer.decode(ids)
-    }
+    text = shipped.tokenizer.decode(ids)
+    told = {"prompt": text, "content": text}
+    assert post(server, "/detokenize", {"model": NAME, "tokens": ids})[1] == told
+    for bare, kept in (({}, ids[1:]), ({"add_special": True}, ids)):  # llama.cpp's names
+        assert post(server, "/tokenize", {"content": PROMPT} | bare)[1]["tokens"] == kept
     with urllib.request.urlopen(server.address + "/tokenizer_info") as answer:
         assert json.load(answer)["eos_token"] == shipped.tokenizer.eos_token
     assert post(server, "/tokenize", {"prompt": "", "add_special_tokens": False})[1]["count"] == 0

@@ -58,6 +58,16 @@ TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translatio
 RECORDING = Sizes(body_bytes=25 << 20, body_seconds=120.0, depth=None)
 #: Chats with images and recordings in base64.
 WITH_MEDIA = Sizes(body_bytes=48 << 20, body_seconds=120.0)
+#: What others' servers have and this one has not, and what to do.
+_VECTORS = "this server writes text and has no vectors of it; ask an embedding model's server"
+_ELSEWHERE = {
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding", "/pooling"), _VECTORS),
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/score", "/score", "/classify"), _VECTORS),
+    **dict.fromkeys(("/completion", "/infill"), f"ask {COMPLETIONS}, with suffix for a gap"),
+    "/v1/messages": f"Anthropic's form is not read; ask {CHATS} or {RESPONSES}",
+    "/props": "what is served is told by /v1/models and /tokenizer_info",
+    "/slots": "rows are counted by /health and /metrics, and their prompts are shown to nobody",
+}
 #: The page asks nobody but this server.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -228,6 +238,7 @@ def _responses(app: FastAPI, handler: RequestHandler, serving: Serving) -> None:
             before = [] if last is None else store.find(last, "previous_response_id").turns
             chat = body.chat(before)
             choices = await asyncio.to_thread(handler.choices, chat)
+            body.model = handler.parser.name(chat.model)
         except ValidationError as error:
             return JSONResponse(errors.rejected(error.errors()), 400)
         started = ResponseDraft(body, handler.parser.known.fingerprint_of(body.model))
@@ -314,7 +325,10 @@ def _about(of: _Parts, known: ModelInfo) -> None:
 
     def model(name: str) -> dict[str, object]:
         about = {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
-        return about | ({"parent": service.names[0]} if name in adapters else {})
+        about |= {"parent": service.names[0]} if name in adapters else {}
+        if isinstance(known, TextModelInfo):
+            return about | {"max_model_len": known.room(service.max_model_len)}
+        return about
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
@@ -326,7 +340,13 @@ def _about(of: _Parts, known: ModelInfo) -> None:
             return errors.response(errors.unknown_model(name, served))
         return JSONResponse(model(name))
 
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": outrider.__version__}
+
     @app.get("/health")
+    @app.get("/ping")
+    @app.post("/ping")
     async def health() -> JSONResponse:
         load, still = engine.load, engine.still > service.still_seconds
         status = "dead" if engine.fault is not None else "still" if still else "ok"
@@ -355,6 +375,8 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def unknown(http: HttpRequest, error: HTTPException) -> JSONResponse:
         message = f"{http.method} {http.url.path}: {error.detail}"
+        if error.status_code == 404 and (instead := _ELSEWHERE.get(http.url.path)):
+            message = f"{http.url.path} is not served here: {instead}"
         return JSONResponse(errors.content(message, error.status_code), error.status_code)
 
     @app.exception_handler(errors.APIError)

@@ -24,7 +24,8 @@ from outrider.text.prompts import chat
 from outrider.types import MultiModalInputs
 
 #: What the server says to a template itself.
-_OWN = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
+_OWN = {"messages", "tools", "tokenize", "chat_template"}
+_OWN |= {"add_generation_prompt", "continue_final_message"}
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,37 @@ def chat_prompt(known: TextModelInfo, parsers: Parsers, body: ChatCompletionRequ
     return ChatPrompt(ids, tokenizer, known.eos_ids, calls, reasoning, opened, inputs)
 
 
+#: What stands before, behind and in between the parts of a text with a gap, as models that fill it
+#: were trained: Qwen2.5-Coder and CodeGemma, StarCoder 2 and Granite, DeepSeek-Coder.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+)
+#: Behind what was filled in such a model may go on with the next file.
+_NEXT_FILE = ("<|file_separator|>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>", "<file_sep>")
+
+
+def infill_prompt(tokenizer: Any, before: str, behind: str) -> tuple[str, tuple[int, ...]]:
+    """A text with a gap as the prompt of what fills it, and the tokens that end that.
+
+    Raises APIError where the model has no such tokens.
+    """
+
+    def known(name: str) -> bool:
+        token = tokenizer.convert_tokens_to_ids(name)
+        return token is not None and tokenizer.convert_ids_to_tokens(token) == name
+
+    marks = next((names for names in _INFILL if all(map(known, names))), None)
+    if marks is None:
+        what = "this model has no fill-in-the-middle tokens, so that it cannot write what stands "
+        raise APIError(what + "between a prompt and a suffix; leave suffix out", "suffix")
+    ends = [name for name in (*marks, *_NEXT_FILE) if known(name)]
+    first, second, third = marks
+    text = f"{first}{before}{second}{behind}{third}"
+    return text, tuple(map(tokenizer.convert_tokens_to_ids, ends))
+
+
 def _said_to_template(body: ChatCompletionRequest) -> JsonObject:
     """What a template is told besides the messages."""
     more = dict(body.chat_template_kwargs or {})
@@ -140,4 +172,8 @@ def _said_to_template(body: ChatCompletionRequest) -> JsonObject:
     if body.reasoning_effort is not None:
         more.setdefault("reasoning_effort", body.reasoning_effort)
         more.setdefault("enable_thinking", body.reasoning_effort != "none")
+    if body.continue_final_message:
+        more |= {"continue_final_message": True, "add_generation_prompt": False}
+    elif body.add_generation_prompt is False:
+        more["add_generation_prompt"] = False
     return more

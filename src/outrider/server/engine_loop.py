@@ -3,8 +3,9 @@
 `EngineRequest` and `AbortRequest` go in, `EngineOutput` comes out: whoever asks, from this process
 or another one (`outrider.server.engine_client`).
 
-Each turn: orders (new requests, cancellations) are taken; who has waited longest gets a row; every
-lane with work makes one step; what was emitted is delivered. Nobody else touches the engine.
+Each turn: orders (new requests, cancellations) are taken; who has waited longest of the least
+priority gets a row; every lane with work makes one step; what was emitted is delivered. Nobody else
+touches the engine.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from outrider.engine.outputs import StepOutput
@@ -45,6 +47,7 @@ class EngineRequest:
     request: Request | TranscriptionRequest
     deadline: float | None = None  #: when it is given up, by `time.monotonic`
     arrived: float = field(default_factory=time.monotonic)
+    priority: int = 0  #: of those who wait the least has the next row, and then who came first
     key: int = field(default_factory=itertools.count().__next__)  #: names it
 
 
@@ -119,7 +122,7 @@ class _Scheduled:
 
 
 class EngineLoop(threading.Thread):
-    """Decodes requests of all lanes, `rows` at a time, first come first served.
+    """Decodes requests of all lanes, `rows` at a time: by priority, then first come first served.
 
     opened      makes a lane's run when its first request gets a row
     deliver     takes what has happened, once a turn, on this thread
@@ -251,7 +254,8 @@ class EngineLoop(threading.Thread):
     def _schedule(self) -> None:
         while self._waiting and len(self._running) < self.rows:
             # in the queue until it has a row: a fault is told to it, too
-            key, asked = next(iter(self._waiting.items()))
+            asked = min(self._waiting.values(), key=attrgetter("priority"))
+            key = asked.key
             now = time.monotonic()
             try:
                 number = self._run(asked.lane).submit(asked.request)

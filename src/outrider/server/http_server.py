@@ -3,6 +3,7 @@
 import asyncio
 import math
 import socket
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -82,8 +83,8 @@ class HttpServer(uvicorn.Server):
 
     What has not come to its end by then gets an error that says so: of a stream an event, else a
     503. uvicorn alone would cut connections off; here those are whose clients do not read what they
-    are told, or have not sent all of what they ask. One that `ends` does so when its engine has,
-    too.
+    are told, or have not sent all of what they ask. A second signal ends the wait. One that
+    `ends` does so when its engine has, too.
     """
 
     def __init__(self, site: Server, grace: float = GRACE, ends: bool = False) -> None:
@@ -96,6 +97,17 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._engine, self._grace, self._ends = site.engine, grace, ends
+        self._loop: asyncio.AbstractEventLoop | None = None  #: while it waits for answers to end
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal; uvicorn would leave at the second one, with a traceback for each connection."""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+            return
+        self._grace = 0.0
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._engine.close)
+            self._loop.call_soon_threadsafe(self._loop.call_later, _TOLD, self._cut_off)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; an engine that is gone for good ends its server."""
@@ -105,11 +117,13 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nobody more, wait, and close."""
-        later = asyncio.get_running_loop().call_later
+        self._loop = asyncio.get_running_loop()
+        later = self._loop.call_later
         late = later(self._grace, self._engine.close), later(self._grace + _TOLD, self._cut_off)
         try:
             await super().shutdown(sockets)
         finally:
+            self._loop = None
             for each in late:
                 each.cancel()
 

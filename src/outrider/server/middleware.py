@@ -19,7 +19,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 #: What a client without a key may ask for where one is needed.
-OPEN = ("/health",)
+OPEN = ("/health", "/ping")
 _PATIENCE = 8  #: how many times too long a body may be before its sender is cut off
 
 

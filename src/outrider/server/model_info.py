@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.models.token_bytes import spelling_of
 from outrider.server.messages import JsonObject
-from outrider.server.speculation_methods import MethodSet
+from outrider.server.speculation_methods import COUPLED, DEFAULT, MethodSet
 from outrider.speech.vocabulary import Vocabulary
 from outrider.text.decoder_prompt import SILENT, ModelDefaults
 from outrider.text.media_processor import MediaProcessor
@@ -97,6 +97,14 @@ class TextModelInfo:
     adapters: Mapping[str, str] = field(default_factory=dict)  #: their fingerprints by name
     media: MediaProcessor | None = None  #: of models whose prompts may hold images or sound
     remote_media: bool = False  #: whether images may be fetched from other machines
+
+    def room(self, capacity: int, *methods: str) -> int:
+        """Tokens of a prompt and its answer together, in a row of so many slots.
+
+        methods  that may draft it; none: those of who asks for none
+        """
+        nodes = [self.methods.nodes[name] for name in methods or (DEFAULT, COUPLED)]
+        return min(self.context, capacity - max(nodes))
 
     def fingerprint_of(self, model: str) -> str:
         """That of an adapter, or of the target under whatever name."""

@@ -132,6 +132,9 @@ class Routing(Body):
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     include_stop_str_in_output: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Literal[1] | None = None
+    cache_prompt: Literal[True] | None = None
 
 
 #: Fields that ask for a grammar, as vLLM's clients did before `structured_outputs`.
@@ -141,7 +144,7 @@ GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 class BaseRequest(Routing):
     """What both routes take."""
 
-    model: str
+    model: str = ""  #: "": the target
     temperature: float | None = Field(None, ge=0, le=1e6)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: Annotated[int, Field(ge=-1, lt=2**63, strict=True)] | None = None
@@ -170,6 +173,10 @@ class BaseRequest(Routing):
     speculative_config: SpeculativeConfig | None = None
     prediction: PredictedContent | None = None
     timeout: float | None = Field(None, gt=0)
+    #: Who gets a free row first, of those who wait: the least, and then who came first.
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)] = 0
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, strict=True)] | None = None
+    truncation_side: Literal["left", "right"] = "left"  #: where a prompt is cut
     return_token_ids: StrictBool = False
     resume: list[ResumeState] | None = None  #: one for each choice: the stream goes on behind it
 
@@ -200,6 +207,9 @@ class BaseRequest(Routing):
             )
         if self.resume is not None and not self.stream:
             raise FieldError("resume", "resume is for streams: set stream, or leave it out")
+        if self.truncate_prompt_tokens == 0:
+            what = "truncate_prompt_tokens is 0, which leaves nothing of a prompt; give a number "
+            raise FieldError("truncate_prompt_tokens", what + "of tokens, or -1: all that fit")
         return self
 
     def _has_logprobs(self, asked: bool) -> None:
@@ -219,6 +229,8 @@ class CompletionRequest(BaseRequest):
         | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
         | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
+    suffix: str | None = None
+    add_special_tokens: StrictBool = True
     max_tokens: Size | None = None
     echo: StrictBool = False
     logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
@@ -249,6 +261,9 @@ class CompletionRequest(BaseRequest):
             raise FieldError(
                 "max_tokens", "max_tokens is 0, which goes with echo alone; give a number"
             )
+        if self.suffix and (self.echo or not isinstance(self.prompt, str)):
+            what = "suffix stands behind one prompt that is text, without echo"
+            raise FieldError("suffix", f"{what}; leave the other out")
         if self.echo and self.logprobs is not None and self.stream:
             what = "echo with logprobs is for whole answers: leave one of them out"
             raise FieldError("echo", what)
@@ -266,9 +281,11 @@ class ChatCompletionRequest(BaseRequest):
     parallel_tool_calls: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: JsonObject | None = None
-    add_generation_prompt: Literal[True] | None = None
-    continue_final_message: Literal[False] | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool = False
     modalities: list[Literal["text"]] | None = None
+    echo: Literal[False] | None = None
+    include_reasoning: Literal[True] | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
 
@@ -278,8 +295,11 @@ class ChatCompletionRequest(BaseRequest):
             raise FieldError(
                 "max_tokens", "max_tokens and max_completion_tokens are one thing: give one"
             )
+        if self.continue_final_message and self.add_generation_prompt:
+            what = "continue_final_message and add_generation_prompt exclude each other: give one"
+            raise FieldError("continue_final_message", what)
         allowed(self.tools, self.tool_choice, self.parallel_tool_calls)  # or says what is wrong
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise FieldError(
                 "top_logprobs", "top_logprobs needs logprobs: set logprobs, or leave it out"
             )

@@ -15,7 +15,7 @@ from outrider.engine.request import Logprobs, Request, StopConditions
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.server import speculation_methods as lane
-from outrider.server.chat_prompts import ChatPrompt, Parsers, chat_prompt
+from outrider.server.chat_prompts import ChatPrompt, Parsers, chat_prompt, infill_prompt
 from outrider.server.errors import APIError, unknown_model
 from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
 from outrider.server.message_parser import MessageParser
@@ -50,6 +50,7 @@ class ChoiceState:
     named: bool = False  #: whether the request names the function that it calls
     best: int | None = None  #: how many of its prompt's choices are told, the likeliest first
     silent: bool = False  #: whether its log-probabilities are for choosing alone
+    priority: int = 0  #: the least has the next free row
     scored: Request | None = None  #: its prompt, if log-probabilities of that are asked for
     scores: StepOutput | None = None  #: log-probabilities of that prompt but its first token
     prompt_top: int | None = None  #: as many are told as `prompt_logprobs`; None: `echo` does
@@ -95,17 +96,29 @@ class RequestParser:
         """All names that a request may give: the target's, and its adapters'."""
         return (*self.names, *self.known.adapters)
 
+    def name(self, given: str | None) -> str:
+        """The name of the model that is asked for; the target's where none is. Raises APIError."""
+        if given and given not in self.served:
+            raise unknown_model(given, self.served)
+        return given or self.names[0]
+
     def completions(self, body: CompletionRequest) -> list[ChoiceState]:
         """Every prompt of a completion, each `n` times."""
         asked = body.prompt
         one = isinstance(asked, str) or isinstance(asked[0], int)
         prompts = [asked] if one else asked
         logs = None if body.logprobs is None else Logprobs(body.logprobs, body.logprobs_law)
+        tokenizer, ends = self.known.tokenizer, tuple[int, ...]()
+        if body.suffix:
+            infilled, ends = infill_prompt(tokenizer, str(body.prompt), body.suffix)
+            prompts = [infilled]
         with _blamed("prompt"):
-            tokenizer = self.known.tokenizer
-            ids = [encode(tokenizer, prompt, number) for number, prompt in enumerate(prompts)]
+            whole = body.add_special_tokens
+            ids = [
+                encode(tokenizer, prompt, number, whole) for number, prompt in enumerate(prompts)
+            ]
         asked_for = TokenBudget("prompt", "max_tokens", body.max_tokens, _COMPLETION)
-        return self._choices(body, ids, logs, asked_for)
+        return self._choices(body, ids, logs, asked_for, ends=ends)
 
     def chat(self, body: ChatCompletionRequest) -> list[ChoiceState]:
         """The next turn of a conversation, `n` times."""
@@ -122,18 +135,23 @@ class RequestParser:
         logs: Logprobs | None,
         asked: TokenBudget,
         chat: ChatPrompt | None = None,
+        ends: tuple[int, ...] = (),
     ) -> list[ChoiceState]:
-        if body.model not in self.served:
-            raise unknown_model(body.model, self.served)
-        adapter = body.model if body.model in self.known.adapters else None
+        name = self.name(body.model)
+        adapter = name if name in self.known.adapters else None
         copies, most = _copies(body), self.rows if self.most is None else self.most
         if copies * len(prompts) > most:
             what = f"{copies} completions of {len(prompts)} prompts; there is room for {most}"
             raise APIError(f"{what}; ask for fewer", "n" if copies == body.n else "best_of")
-        stop = self._stop(body)
+        stop = self._stop(body, ends)
         with _blamed("stop_token_ids"):
             ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
         method, depth = self._method(body)
+        if body.truncate_prompt_tokens is not None:
+            if chat is not None and chat.inputs is not None:
+                what = "a prompt with images or sound is not cut; leave truncate_prompt_tokens out"
+                raise APIError(what, "truncate_prompt_tokens")
+            prompts = [self._truncated(body, ids, asked, method) for ids in prompts]
         reference, predicted = list[int](), None
         if body.prediction is not None:
             reference = self._ids(plain(body.prediction.content))
@@ -176,6 +194,7 @@ class RequestParser:
                 )
                 choice = self._choice(index, source, method, request, stop, chat)
                 choice.tells_ids, choice.predicted = body.return_token_ids, predicted
+                choice.priority = body.priority
                 choice.best, choice.silent, choice.prompt_top = best, silent, body.prompt_logprobs
                 if top is not None and chat is not None and chat.inputs is not None:
                     what = "log-probabilities of a prompt with images or sound are not told"
@@ -218,14 +237,24 @@ class RequestParser:
             index, source, method, request, answer, parser=chat.parser(), named=named
         )
 
-    def _stop(self, body: BaseRequest) -> Stop:
+    def _truncated(
+        self, body: BaseRequest, ids: list[int], asked: TokenBudget, method: str
+    ) -> list[int]:
+        """As much of a prompt as is asked for; -1: what leaves room for the answer."""
+        most = body.truncate_prompt_tokens or 0
+        if most < 0:
+            answer = asked.given or asked.usual or 1
+            most = max(self.known.room(self.capacity, method) - answer, 1)
+        return ids[-most:] if body.truncation_side == "left" else ids[:most]
+
+    def _stop(self, body: BaseRequest, ends: tuple[int, ...]) -> Stop:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if len(strings) > MOST_STOPS:
             raise APIError(f"at most {MOST_STOPS} stop strings; got {len(strings)}", "stop")
         if "" in strings:
             raise APIError("a stop string is empty, and would be everywhere; leave it out", "stop")
         own = () if body.ignore_eos else self.known.eos_ids
-        ids = tuple(dict.fromkeys((*own, *(body.stop_token_ids or ()))))
+        ids = tuple(dict.fromkeys((*own, *ends, *(body.stop_token_ids or ()))))
         with _blamed("stop"):
             return Stop(None, tuple(strings), ids)
 
@@ -261,11 +290,12 @@ class RequestParser:
             raise APIError("the prompt has no tokens; write at least one", asked.prompt)
         self._within(asked.prompt, (token for token in ids if token not in stands))
         most, context = self.capacity - self.known.methods.nodes[method], self.known.context
-        room = min(context, most) - len(ids)
+        row = self.known.room(self.capacity, method)
+        room = row - len(ids)
         if room < 1:
             raise APIError(
                 f"the prompt's {len(ids)} tokens leave no room for an answer; a row has "
-                f"{min(context, most)} here; shorten it",
+                f"{row} here; shorten it, or say truncate_prompt_tokens",
                 asked.prompt,
                 code="context_length_exceeded",
             )

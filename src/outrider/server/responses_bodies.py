@@ -143,7 +143,7 @@ class ReasoningSettings(Body):
 class ResponsesBody(Body):
     """`POST /v1/responses`."""
 
-    model: str
+    model: str = ""  #: "": the target
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -63,11 +63,11 @@ class RequestHandler:
     def writer(self, body: CompletionRequest | ChatCompletionRequest) -> ResponseBuilder:
         """What writes the answer to a body."""
         form = ChatFormat() if isinstance(body, ChatCompletionRequest) else CompletionFormat()
-        known = self.parser.known
+        known, name = self.parser.known, self.parser.name(body.model)
         return ResponseBuilder(
             form,
-            body.model,
-            known.fingerprint_of(body.model),
+            name,
+            known.fingerprint_of(name),
             TokenFormatter(known.tokenizer),
             self.metrics,
         )
@@ -113,7 +113,7 @@ async def text_blocks(
     Raises what went wrong. What is not over then, or when this is closed, is aborted.
     """
     texts = {
-        EngineRequest(one.lane, one.request, deadline, one.arrived): one
+        EngineRequest(one.lane, one.request, deadline, one.arrived, one.priority): one
         for one in choices
         if one.reason is None
     }

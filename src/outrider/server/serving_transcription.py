@@ -46,7 +46,7 @@ class TranscriptionForm(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     file: UploadFile
-    model: str
+    model: str = ""  #: "": the one that is served
     language: str | None = None
     prompt: str | None = None
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
@@ -123,7 +123,7 @@ class TranscriptionHandler:
         return _whole(transcript, form, self.task)
 
     def _settings(self, form: TranscriptionForm) -> TranscribeSettings:
-        if form.model not in self.names:
+        if form.model and form.model not in self.names:
             raise unknown_model(form.model, self.names)
         try:
             if self.known.vocabulary is not None:

@@ -5,7 +5,7 @@ from pydantic import StrictBool, ValidationError, model_validator
 from outrider.errors import OutriderError
 from outrider.models.config import found
 from outrider.server.chat_prompts import chat_prompt
-from outrider.server.errors import APIError, rejected, unknown_model
+from outrider.server.errors import APIError, rejected
 from outrider.server.messages import Body, FieldError, JsonObject, Message, Tool
 from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import ChatCompletionRequest, Size, broken
@@ -22,8 +22,18 @@ class TokenizeBody(Body):
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     chat_template_kwargs: JsonObject | None = None
-    add_special_tokens: StrictBool | None = None
+    add_special_tokens: StrictBool = True
     return_token_strs: StrictBool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content(cls, given: object) -> object:
+        """llama.cpp's server says `content`, and puts no tokens around it unless it is told to."""
+        if isinstance(given, dict) and "content" in given and "prompt" not in given:
+            given = dict(given)
+            given["prompt"] = given.pop("content")
+            given["add_special_tokens"] = given.pop("add_special", False)
+        return given
 
     @model_validator(mode="after")
     def _one(self) -> "TokenizeBody":
@@ -46,7 +56,7 @@ class DetokenizeBody(Body):
 
 def tokenized(orders: RequestParser, body: TokenizeBody) -> JsonObject:
     """The tokens of a prompt. Raises Refusal."""
-    known, name = orders.known, _named(orders, body.model)
+    known, name = orders.known, orders.name(body.model)
     if body.messages is not None:
         given = body.model_dump(include={"messages", "tools", "chat_template_kwargs"})
         try:
@@ -54,17 +64,16 @@ def tokenized(orders: RequestParser, body: TokenizeBody) -> JsonObject:
         except ValidationError as error:
             raise APIError(rejected(error.errors())["error"]["message"], "messages") from error
         ids = chat_prompt(known, orders.parsers, chat).ids
-    elif body.add_special_tokens is False or not body.prompt:
-        ids = known.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        ids = ids["input_ids"]
+    elif not body.prompt:
+        ids = known.tokenizer("", add_special_tokens=body.add_special_tokens)["input_ids"]
     else:
         try:
-            ids = encode(known.tokenizer, body.prompt)
+            ids = encode(known.tokenizer, body.prompt, special=body.add_special_tokens)
         except OutriderError as error:
             raise APIError(str(error), "prompt") from error
     told: JsonObject = {
         "count": len(ids),
-        "max_model_len": min(orders.capacity, known.context),
+        "max_model_len": known.room(orders.capacity),
         "tokens": list(ids),
     }
     if body.return_token_strs:
@@ -75,12 +84,13 @@ def tokenized(orders: RequestParser, body: TokenizeBody) -> JsonObject:
 def detokenized(orders: RequestParser, body: DetokenizeBody) -> JsonObject:
     """The text of tokens, special ones with it. Raises Refusal."""
     known = orders.known
-    _named(orders, body.model)
+    orders.name(body.model)
     strange = next((token for token in body.tokens if token >= known.vocab_size), None)
     if strange is not None:
         what = f"token {strange} is outside the vocabulary of {known.vocab_size}"
         raise APIError(what, "tokens")
-    return {"prompt": TokenFormatter(known.tokenizer).whole(body.tokens)}
+    text = TokenFormatter(known.tokenizer).whole(body.tokens)
+    return {"prompt": text, "content": text}  # vLLM's name, and llama.cpp's
 
 
 def tokenizer_info(orders: RequestParser) -> JsonObject:
@@ -89,14 +99,7 @@ def tokenizer_info(orders: RequestParser) -> JsonObject:
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     return {
         "tokenizer_class": type(tokenizer).__name__,
-        "model_max_length": min(orders.capacity, orders.known.context),
+        "model_max_length": orders.known.room(orders.capacity),
         **{name: found(tokenizer, name) for name in names},
         "chat_template": chat_template(tokenizer) or None,
     }
-
-
-def _named(orders: RequestParser, model: str | None) -> str:
-    """The model's name, which may be left out."""
-    if model is not None and model not in orders.served:
-        raise unknown_model(model, orders.served)
-    return model or orders.names[0]

@@ -100,8 +100,13 @@ def _no_prompt(what: str, given: object) -> PromptError:
     )
 
 
-def encode(tokenizer: Tokenizer | None, prompt: object, number: int = 0) -> list[int]:
-    """Token ids of a prompt; ids pass through, messages go through the chat template."""
+def encode(
+    tokenizer: Tokenizer | None, prompt: object, number: int = 0, special: bool = True
+) -> list[int]:
+    """Token ids of a prompt; ids pass through, messages go through the chat template.
+
+    special  whether a text gets the tokens that the tokenizer puts around one
+    """
     if not isinstance(prompt, str):
         prompt = arguments.plain(prompt)
         listed = isinstance(prompt, (Sequence, arguments.Listable))
@@ -130,7 +135,7 @@ def encode(tokenizer: Tokenizer | None, prompt: object, number: int = 0) -> list
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return tokenizer(prompt)["input_ids"]
     # how much fits is checked elsewhere: what transformers warns of is of another model's context
-    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
+    ids: list[int] = tokenizer(prompt, add_special_tokens=special, verbose=False)["input_ids"]
     return ids
 
 

@@ -59,8 +59,7 @@ class AdaptiveState:
         self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
         self.loses = 0.0  #: plain steps that a look is expected to lose them
-        self.pause = 0  #: plain steps until what a drafter foresees for them is weighed again
-        self.rest = 0  #: steps of the same row for which nobody need ask
+        self.rest = 0  #: plain steps of the same rows for which nobody need ask
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
@@ -158,11 +157,7 @@ class Adaptive:
             state.rest = min(memory.vain // VAIN_LOOKS, LONGEST_REST)
             return PLAIN
         if view.free and state.rests and state.rests == _who(state):
-            if rows[0].foresee is None:
-                return state.drafts[0] if _due(state, state.loses) else PLAIN
-            if state.pause:
-                state.pause -= 1
-                return PLAIN
+            return state.drafts[0] if _due(state, state.loses) else PLAIN
         levels: Sequence[float] = (LEVEL, LEVEL)
         if view.free:  # what a row shows is its own already: alone it is not told it once more
             levels = (state.pool if len(rows) > 1 else state.before).level.chances
@@ -289,7 +284,7 @@ def _jointly(
     else:
         needed = rate * (1 - len(rows) ** -0.5)  # sums over many rows vary less
         far = all(needed * more > gain for gain, more in zip(total, prices.more, strict=True))
-        state.rests, state.pause = _who(state), len(rows) // ROWS if far else 0
+        state.rest = len(rows) // ROWS if far else 0
     return best
 
 
