@@ -21,6 +21,9 @@ RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it 
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
 RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
 VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
+SPARED = (
+    0.01  #: of all steps, what drafts that are foreseen may lose a row beside what they brought
+)
 BET = 0.15  #: plain steps that a draft may be expected to lose where the row's brought nothing
 SUREST = 0.9  #: no copy is taken to be surer: a list that goes on alike ends, too
 FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
@@ -255,7 +258,7 @@ class RowMemory:
     expected: float = FORETOLD  #: what drafts were to bring of late by who foresees, in tokens
     brought: float = FORETOLD  #: and what they brought
     told: Sequence[float] = ()  #: what is foreseen for the step under way
-    credit: float = 0.0  #: what drafts have brought, and `RISK` of all steps, in plain steps
+    credit: float = 0.0  #: what drafts have brought, and `SPARED` of all steps, in plain steps
     tokens: float = 1.0  #: recent ones
     time: float = 1.0  #: plain steps as long as they took
     wait: Backoff = field(default_factory=Backoff)
@@ -339,6 +342,6 @@ class RowMemory:
             self.brought += tokens - 1
         self.expected = FORETOLD + (self.expected - FORETOLD) * fade
         self.brought = FORETOLD + (self.brought - FORETOLD) * fade
-        self.credit += tokens - (1 - RISK) * plain_steps
+        self.credit += tokens - (1 - SPARED) * plain_steps
         self.tokens = self.tokens * fade + tokens
         self.time = self.time * fade + plain_steps
