@@ -1,6 +1,8 @@
 """What imports and a first load make is not looked through for garbage while a model writes."""
 
 import gc
+import os
+import subprocess
 import sys
 
 import pytest
@@ -59,3 +61,27 @@ def test_a_process_of_somebody_else_does_so_when_a_model_is_loaded(
     monkeypatch.setattr(lazy.gc, "freeze", lambda: pytest.fail("frozen"))
     lazy.collect_as_usual()
     assert looks == [2] * times
+
+
+def test_an_interrupt_while_packages_are_imported_ends_the_program(tmp_path):
+    """Whatever they catch; afterwards it is KeyboardInterrupt again."""
+    (tmp_path / "deaf.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    [None for _ in range(1000)]\n"
+        "except KeyboardInterrupt:\n    pass\n"
+    )
+    program = (
+        "from contextlib import nullcontext\nfrom outrider import lazy\n"
+        "with {}():\n    import deaf\n"
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    print(2)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    for how, code, out in (("lazy.ended_by_interrupt", 130, ""), ("nullcontext", 0, "2\n")):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(how)],
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (code, out), done.stderr

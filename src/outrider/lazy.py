@@ -2,7 +2,10 @@
 
 import atexit
 import gc
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cache
@@ -31,6 +34,25 @@ def uncollected() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """In here Ctrl-C ends the program at once, with code 130, where nobody else sees to it.
+
+    Packages that are being imported may catch KeyboardInterrupt and go on, or fail with an error
+    of their own.
+    """
+    usual = signal.default_int_handler
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def collect_seldom() -> None:
@@ -170,4 +192,11 @@ class Registry(MutableMapping[str, Value], Generic[Value]):
         return f"Registry({', '.join(self._homes)})"
 
 
-__all__ = ["Registry", "collect_as_usual", "collect_seldom", "exports", "uncollected"]
+__all__ = [
+    "Registry",
+    "collect_as_usual",
+    "collect_seldom",
+    "ended_by_interrupt",
+    "exports",
+    "uncollected",
+]

@@ -150,6 +150,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
         ({"rule": ["block"]}, ["rule must be", r"got \['block'\]"]),
         ({"tokenizer": 5}, ["tokenizer must be", "got 5"]),
         ({"tokenizer": "no/such/path"}, ["cannot load the tokenizer", "'no/such/path'"]),
+        ({"draft": "whisper-base-draf"}, ["draft model", "Did you mean 'whisper-base-draft'"]),
         ({"draft": 3}, ["draft must be a language model", "got 3", "a path"]),
         (
             {"draft": torch.nn.DataParallel(llama())},

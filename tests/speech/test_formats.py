@@ -63,6 +63,26 @@ def test_words_are_cues_of_their_own():
     assert "00:00:01,750 --> 00:00:02,500\nthere" in written(WORDS, "srt")
 
 
+@pytest.mark.parametrize(
+    ("segments", "times"),
+    [
+        ([(0, 2, 3.9), (2.5, 3, 3)], ["0 --> 2.5", "2.5 --> 3"]),  # a window's last word
+        ([(59, 60, 66)], ["59 --> 61.5"]),  # the recording ends at 61.5
+        ([(62, 64, 64)], ["62 --> 64"]),  # all of it is behind the end: as the model says
+        ([(4, 5, 5), (4, 6, 6)], ["4 --> 5", "4 --> 6"]),  # begin at once: both stay
+        ([(0, 1, 1), (1, 2, 2)], ["0 --> 1", "1 --> 2"]),
+    ],
+)
+def test_captions_end_with_the_recording_and_where_the_next_begins(segments, times):
+    """The model's own times are in the document of JSON."""
+    said = [segment(" x", at, end, (Word(" x", at, last, 1.0),)) for at, end, last in segments]
+    rows = written(transcript(*said), "tsv").splitlines()[1:]
+    shown = [row.split("\t")[:2] for row in rows]
+    assert [f"{int(at) / 1000:g} --> {int(end) / 1000:g}" for at, end in shown] == times
+    kept = json.loads(written(transcript(*said), "json"))["segments"]
+    assert [each["words"][0]["end"] for each in kept] == [last for _, _, last in segments]
+
+
 def test_unknown_formats_are_named():
     with pytest.raises(UnknownName, match="unknown format 'doc'"):
         written(TALK, "doc")

@@ -1,6 +1,8 @@
 """`outrider transcribe`: files in, texts and captions out, failures named, exit codes."""
 
+import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +70,30 @@ def test_several_are_written_to_a_folder(capsys, monkeypatch, folder, talks, tmp
     before = {path.name: path.read_bytes() for path in into.iterdir()}
     run(capsys, monkeypatch, *words, "--timestamps", "word")
     assert {path.name: path.read_bytes() for path in into.iterdir()} == before
+
+
+def test_standard_input_is_a_recording(capsys, monkeypatch, folder, talks, tmp_path):
+    plain = run(capsys, monkeypatch, talks[1], "-m", folder, *BRIEF)
+    typed = io.TextIOWrapper(io.BytesIO(Path(talks[1]).read_bytes()))
+    monkeypatch.setattr("sys.stdin", typed)
+    code, out, err = run(capsys, monkeypatch, "-", "-m", folder, "--verbose", *BRIEF)
+    assert (code, out) == (0, plain[1]), err
+    assert f"target {folder}" in err
+    assert "drafter root" in err
+    assert f"target {folder}" not in plain[2]
+    os.mkfifo(tmp_path / "pipe")  # a header is looked at before the samples are read
+    code, _, err = run(capsys, monkeypatch, tmp_path / "pipe", "-m", folder, *BRIEF)
+    assert code == 1
+    assert "got a pipe" in err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_heard(
+    capsys, monkeypatch, talks
+):
+    monkeypatch.setattr("outrider.loading.load", lambda *a, **k: pytest.fail("it was loaded"))
+    code, _, err = run(capsys, monkeypatch, talks[0], "-m", "x", "-o", f"{talks[1]}/texts")
+    assert code == 2
+    assert "cannot write to --output (Not a directory)" in err
 
 
 def test_files_that_fail_are_named_and_the_others_go_on(

@@ -13,7 +13,8 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The program. What it needs is imported when it is called: a server's other process imports
     the script that calls it, and nothing else of that."""
-    from outrider.cli import commands
+    with lazy.ended_by_interrupt():
+        from outrider.cli import commands
 
     commands.main()
 

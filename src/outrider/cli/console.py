@@ -252,9 +252,14 @@ def read_source(given: str) -> str:
 
 def read_input(what: str) -> str:
     """Standard input."""
+    return _decoded(read_bytes(what), "standard input")
+
+
+def read_bytes(what: str) -> bytes:
+    """Standard input, whatever is in it."""
     if sys.stdin.isatty():
         err.print(f"reading the {what} from the keyboard; Ctrl-D ends it", style="dim")
-    return _decoded(sys.stdin.buffer.read(), "standard input")
+    return sys.stdin.buffer.read()
 
 
 def read_file(path: Path, what: str) -> str:

@@ -185,17 +185,17 @@ def generate(
     if chat:
         refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
-    how_made = _how_made(speculator, greedy=how.temperature == 0)
+    made = how_made(speculator, greedy=how.temperature == 0)
     stopped = False
     with speculator.engine.estimated():
         if verbose:
-            _describe(speculator, how_made, beams)
+            describe(speculator, made, beams)
         if beams is None:
             running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
             found, stopped = _print(running, speculator, stream, trace)
         else:
             found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
-    _finish(found, how_made if as_json else None, printed=stream or trace, verbose=verbose)
+    _finish(found, made if as_json else None, printed=stream or trace, verbose=verbose)
     if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -252,7 +252,7 @@ def _beams(count: int, penalty: float, streamed: bool) -> "Beams | None":
     return Beams(count, penalty)
 
 
-def _how_made(speculator: "Speculator", greedy: bool) -> dict[str, object]:
+def how_made(speculator: "Speculator", greedy: bool) -> dict[str, object]:
     """The drafter and the rule, for whoever reads the text."""
     rule = speculator.engine.choose_rule("all" if greedy else "none")
     return {
@@ -407,10 +407,10 @@ def _finish(
         put(done.text + "\n")
 
 
-def _describe(
+def describe(
     speculator: "Speculator", how_made: dict[str, object], beams: "Beams | None" = None
 ) -> None:
-
+    """What `--verbose` says: how the models run, what drafts, what verifies."""
     from outrider.sampling.sampling_params import SamplingParams
 
     notes = speculator.notes
@@ -437,7 +437,7 @@ def _describe(
     )
     usual = {field.name: field.default for field in fields(SamplingParams)}
     rules = arguments.fields_of(speculator.rules, usual)
-    changed = [f"{name}={value!r}" for name, value in rules.items() if value != usual[name]]
+    changed = [f"{name}={arguments.shown(v)}" for name, v in rules.items() if v != usual[name]]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
     for line in priced(speculator.engine) if beams is None else ():

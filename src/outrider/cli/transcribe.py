@@ -1,7 +1,10 @@
 """`outrider transcribe`: recordings to text, captions or JSON, several as one ragged batch."""
 
+import atexit
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,14 +13,17 @@ from outrider.cli import options
 from outrider.cli.console import (
     EXIT_INTERRUPTED,
     EXIT_SOME,
+    INPUT,
     LOADING,
     bar,
     err,
     figures,
     named_file,
     put,
+    read_bytes,
     working,
 )
+from outrider.cli.generate import describe, how_made
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.models.program_imports import import_lean
 from outrider.speech.formats import FORMATS, TIMES, written
@@ -30,7 +36,9 @@ if TYPE_CHECKING:
 
 # Options of `outrider transcribe`.
 
-Files = Annotated[list[str], typer.Argument(help="Recordings: WAV; others by soundfile.")]
+Files = Annotated[
+    list[str], typer.Argument(help="Recordings: WAV; others by soundfile; -: standard input.")
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Whisper or audio language model: folder or hub name."),
@@ -146,6 +154,7 @@ def transcribe(
     device: options.Device = None,
     threads: options.Threads = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Transcribe recordings with a Whisper model or an audio language model."""
     options.compile_ahead(device)
@@ -182,13 +191,11 @@ def transcribe(
             "--reference or --drafter"
         )
     failed: dict[str, OutriderError] = {}
+    model = _named(model)
+    files = [_kept_input() if name == INPUT else name for name in files]
     heard = _readable(files, failed)
-    if model is None:
-        raise ConfigurationError(
-            "transcribe needs a Whisper model; got no --model; fetch one with "
-            f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
-        )
     if heard:
+        _made(output)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
         with working(LOADING):
             speculator = load(
@@ -204,6 +211,8 @@ def transcribe(
                 threads="auto" if threads is None else threads,
                 trust_remote_code=trust_remote_code,
             )
+        if verbose:
+            describe(speculator, how_made(speculator, greedy=not temperature or temperature == [0]))
         if reference:
             asked["reference"] = [copied[files.index(name)] for name in heard]
         done = _run(speculator, heard, asked, failed, kinds, output)
@@ -216,6 +225,15 @@ def transcribe(
     if failed:
         err.print(f"{len(failed)} of {len(files)} recordings failed", markup=False)
         raise typer.Exit(EXIT_SOME)
+
+
+def _named(model: str | None) -> str:
+    if model is None:
+        raise ConfigurationError(
+            "transcribe needs a Whisper model; got no --model; fetch one with "
+            f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
+        )
+    return model
 
 
 def _check(
@@ -243,6 +261,30 @@ def _check(
         raise ConfigurationError(
             f"two recordings would be written as {twice!r} in {output}; got {list(files)}; "
             "transcribe them one after another"
+        )
+
+
+def _kept_input() -> str:
+    """Standard input as a file: what reads recordings looks here and there in them."""
+    folder = TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    path = Path(folder.name, "standard-input")
+    path.write_bytes(read_bytes("recording"))
+    return str(path)
+
+
+def _made(output: Path | None) -> None:
+    """The folder for the files, before anything is heard that could not be written."""
+    if output is None:
+        return
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        said = None if os.access(output, os.W_OK | os.X_OK) else "no permission to write there"
+    except OSError as error:
+        said = error.strerror
+    if said is not None:
+        raise ConfigurationError(
+            f"cannot write to --output ({said}); got {output}; name a folder that can be written to"
         )
 
 
@@ -333,7 +375,6 @@ def _write(
             continue
         path = output / f"{Path(name).stem}.{kind}"
         try:
-            output.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8", newline="\n")
         except OSError as error:
             raise ConfigurationError(

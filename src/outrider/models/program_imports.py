@@ -45,6 +45,7 @@ _EXPORTS = "transformers.utils.import_utils"  #: where exported names are looked
 _imported_lean = False  #: whether this process is a program of ours, and has called `import_lean`
 
 
+@lazy.ended_by_interrupt()
 def import_lean() -> None:
     """Import torch and what of transformers every model needs."""
     global _imported_lean

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from outrider import arguments
+from outrider import arguments, shipped
 from outrider.errors import (
     ConfigurationError,
     NumericalError,
@@ -118,9 +119,11 @@ class ModelSource:
             said = repr(str(given))
             if self.adapter is not None:
                 said = f"{said}, the base of the adapter {str(self.adapter.folder)!r}"
+            close = get_close_matches(str(given), shipped.DRAFTS, n=1)
+            meant = f". Did you mean {close[0]!r}?" if close and self.role == "draft" else ""
             raise ConfigurationError(
                 f"cannot load the {role} model; got {said}, which is {kind} "
-                f"({kind_of(error)}); check the path or download the model first"
+                f"({kind_of(error)}); check the path or download the model first{meant}"
             ) from error
         auto_class(self.config)  # refuses what is no language model
 

@@ -166,8 +166,11 @@ def _array(name: str, samples: NDArray[Any]) -> Samples:
 def _header(path: Path) -> tuple[int, int]:
     """Samples per second, and how many of each channel there are."""
     if not path.is_file():
-        what = "a directory" if path.is_dir() else "no such file"
-        raise AudioError(f"cannot read {path}; got {what}; check the path")
+        if path.exists() and not path.is_dir():
+            what, do = "a pipe or a device", "give a file, or outrider transcribe - < it"
+        else:
+            what, do = "a directory" if path.is_dir() else "no such file", "check the path"
+        raise AudioError(f"cannot read {path}; got {what}; {do}")
     if not path.stat().st_size:
         raise AudioError(f"{path} has no samples; got an empty file; leave it out")
     pcm = _pcm(path)

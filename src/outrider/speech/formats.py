@@ -43,8 +43,26 @@ def clock(seconds: float, mark: str) -> str:
     return f"{hour:02d}:{minute:02d}:{second:02d}{mark}{rest:03d}"
 
 
-def cues(segments: "tuple[Segment, ...]") -> Iterator[Cue]:
-    """A caption for each segment that says something, or for each of its words with times."""
+def cues(transcript: "Transcript") -> Iterator[Cue]:
+    """A caption for each segment that says something, or for each of its words with times.
+
+    A model may tell times behind the recording's end, and the last word of a window may last into
+    the next window: on a screen a caption ends with the recording, and where the next one begins.
+    """
+    last = None
+    for cue in _said(transcript.segments):
+        if last is not None:
+            yield _until(last, cue.start)
+        last = cue
+    if last is not None:
+        yield _until(last, transcript.duration)
+
+
+def _until(cue: Cue, end: float) -> Cue:
+    return cue._replace(end=min(cue.end, end)) if cue.start < end else cue
+
+
+def _said(segments: "tuple[Segment, ...]") -> Iterator[Cue]:
     for segment in segments:
         if segment.words is None:
             text = " ".join(segment.text.split())
@@ -65,14 +83,14 @@ def _srt(transcript: "Transcript") -> str:
     return "".join(
         f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n"
         f"{cue.text.replace('-->', '->')}\n\n"
-        for number, cue in enumerate(cues(transcript.segments), 1)
+        for number, cue in enumerate(cues(transcript), 1)
     )
 
 
 def _vtt(transcript: "Transcript") -> str:
     return "WEBVTT\n\n" + "".join(
         f"{clock(cue.start, '.')} --> {clock(cue.end, '.')}\n{_escaped(cue.text)}\n\n"
-        for cue in cues(transcript.segments)
+        for cue in cues(transcript)
     )
 
 
@@ -85,7 +103,7 @@ def _escaped(text: str) -> str:
 def _tsv(transcript: "Transcript") -> str:
     return "start\tend\ttext\n" + "".join(
         f"{round(1000 * cue.start)}\t{round(1000 * cue.end)}\t{cue.text}\n"
-        for cue in cues(transcript.segments)
+        for cue in cues(transcript)
     )
 
 
