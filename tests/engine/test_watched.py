@@ -100,8 +100,8 @@ def test_each_request_is_told_of_the_law_it_asks_for():
         assert found == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
 
 
-def test_log_probabilities_of_no_law_are_refused():
-    with pytest.raises(UnknownName, match="law of log-probabilities"):
-        Logprobs(law="target")
+def test_log_probabilities_of_no_mode_are_refused():
+    with pytest.raises(UnknownName, match="mode of log-probabilities"):
+        Logprobs(mode="target")
     with pytest.raises(ConfigurationError, match="top must be"):
         Logprobs(-1)

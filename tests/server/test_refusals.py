@@ -111,14 +111,14 @@ def test_a_prediction_that_would_not_be_drafted_from_is_refused(server, asked_fo
         assert code == 200, method
 
 
-def test_a_law_of_log_probabilities_needs_them(chatty):
-    law = {"logprobs_law": "processed"}
-    refused(chatty, 400, BODY | law, "logprobs_law needs logprobs")
+def test_a_mode_of_log_probabilities_needs_them(chatty):
+    mode = {"logprobs_mode": "processed_logprobs"}
+    refused(chatty, 400, BODY | mode, "logprobs_mode needs logprobs")
     turn = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
     chat = {"path": "/v1/chat/completions"}
-    refused(chatty, 400, turn | law | {"logprobs": False}, "logprobs_law needs", **chat)
-    assert asked(chatty, BODY | law | {"logprobs": 0})[0] == 200
-    assert asked(chatty, turn | law | {"logprobs": True}, **chat)[0] == 200
+    refused(chatty, 400, turn | mode | {"logprobs": False}, "logprobs_mode needs", **chat)
+    assert asked(chatty, BODY | mode | {"logprobs": 0})[0] == 200
+    assert asked(chatty, turn | mode | {"logprobs": True}, **chat)[0] == 200
 
 
 def test_a_body_that_is_no_json_blames_no_field(server):

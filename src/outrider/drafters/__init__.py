@@ -211,6 +211,18 @@ def _check_models(name: str, recipe: "Recipe", draft: object) -> None:
         )
 
 
+def check_reference(drafter: "Drafter") -> None:
+    """Refuse a reference for a drafter that copies from none; plain decoding needs no draft."""
+    recipe = DRAFTERS.get(drafter.name)
+    if recipe is None or recipe.copies or not drafter.shapes[0].max_depth:
+        return
+    able = ", ".join(repr(name) for name, other in DRAFTERS.items() if other.copies)
+    raise ConfigurationError(
+        f"drafter {drafter.name!r} copies from no reference; got reference=...; load with "
+        f"drafter={able}, take speculator.using(outrider.ReferenceLookup()), or leave it out"
+    )
+
+
 __all__ = [
     "DRAFTERS",
     "Beam",

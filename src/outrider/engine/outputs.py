@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.engine.request import Logprobs, ReportedProbs, Request
+from outrider.engine.request import Logprobs, LogprobsMode, Request
 from outrider.engine.step import GraphedStep
 from outrider.errors import ConfigurationError, NumericalError
 from outrider.models.prefill import inference
@@ -44,20 +44,20 @@ def gather_logprobs(
     """What is asked, for every row of a block; behind a row's end it says nothing of use."""
     root = torch.zeros_like(verdict.count_B)[:, None]
     nodes_BT = torch.cat([root, verdict.path_BD.clamp(min=0)], 1)
-    logs_BTV = _law(scores, nodes_BT, asked.law)
+    logs_BTV = _logprobs(scores, nodes_BT, asked.mode)
     vocab = logs_BTV.shape[-1]
     logs_BT = logs_BTV.gather(2, block.tokens_BT.clamp(max=vocab - 1)[..., None])[..., 0]
     top = logs_BTV.topk(min(asked.top, vocab), -1)
     return StepLogprobs(logs_BT, top.indices, top.values)
 
 
-def _law(scores: Scores, nodes_BT: Tensor, law: ReportedProbs) -> Tensor:
-    """Log-probabilities [B, T, V] of a law at some nodes."""
+def _logprobs(scores: Scores, nodes_BT: Tensor, mode: LogprobsMode) -> Tensor:
+    """Log-probabilities [B, T, V] of one mode at some nodes."""
     laws, raw = scores.laws, scores.raw_BNV
-    logits_BNV = raw if law == "raw" and raw is not None else laws.logits_BRV
+    logits_BNV = raw if mode == "raw" and raw is not None else laws.logits_BRV
     vocab = logits_BNV.shape[-1]
     logits = logits_BNV.gather(1, nodes_BT[..., None].expand(-1, -1, vocab)).float()
-    if law != "processed":
+    if mode != "processed":
         return logits.log_softmax(-1)
     inverse = laws.inverse_temperature_B[:, None, None]
     inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
@@ -344,7 +344,7 @@ class RequestTable:
             if entry.over:
                 continue
             if fault:
-                blocks.append(self.fail(number, _without_law(number, entry)))
+                blocks.append(self.fail(number, _without_logprobs(number, entry)))
                 continue
             ids = block.tokens[at][: block.emitted[at]]
             entry.length += len(ids)
@@ -367,7 +367,7 @@ class RequestTable:
         return blocks
 
 
-def _without_law(number: int, entry: RequestState) -> NumericalError:
+def _without_logprobs(number: int, entry: RequestState) -> NumericalError:
     """What may have left a request without a law, the likeliest first."""
     models = "the target or draft model returned NaN or +inf, or masked every token"
     where, do = f"request {number} after {entry.length} tokens", "check weights and dtype"

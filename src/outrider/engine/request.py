@@ -22,7 +22,7 @@ from outrider.types import (
     MultiModalInputs,
 )
 
-ReportedProbs = Literal["processed", "shaped", "raw"]
+LogprobsMode = Literal["processed", "shaped", "raw"]
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,23 @@ class Logprobs:
     """What a request wants to be told of its tokens.
 
     top  how many of the likeliest tokens at each place, with theirs
-    law  "processed": the law that the token was emitted from, penalties, temperature and filters
-         in (greedy requests, whose law is one-hot, are told of "shaped"); "shaped": penalties,
+    mode "processed": of what the token was drawn from, penalties, temperature and filters in
+         (greedy requests, which draw nothing, are told of "shaped"); "shaped": penalties,
          biases and processors in, at temperature 1; "raw": the model's own
 
-    Raises ConfigurationError for a number that is none, UnknownName for another law.
+    Raises ConfigurationError for a number that is none, UnknownName for another mode.
 
     >>> Logprobs(5, "raw").top
     5
     """
 
     top: int = 0
-    law: ReportedProbs = "processed"
+    mode: LogprobsMode = "processed"
 
     def __post_init__(self) -> None:
         arguments.wholes(self, "use 0 for the emitted token alone", top=0)
-        if self.law not in get_args(ReportedProbs):
-            raise UnknownName("law of log-probabilities", self.law, get_args(ReportedProbs))
+        if self.mode not in get_args(LogprobsMode):
+            raise UnknownName("mode of log-probabilities", self.mode, get_args(LogprobsMode))
 
 
 @dataclass(frozen=True)

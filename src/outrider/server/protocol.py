@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, model_validator
 
 from outrider import arguments
+from outrider.engine.request import LogprobsMode
 from outrider.server.messages import (
     MOST_TOOLS,
     Body,
@@ -162,7 +163,7 @@ class BaseRequest(Routing):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64, strict=True)] | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    logprobs_law: Literal["raw", "processed"] = "raw"
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     prompt_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
     response_format: ResponseFormat | None = None
     guided_json: JsonObject | str | None = None
@@ -213,11 +214,16 @@ class BaseRequest(Routing):
         return self
 
     def _has_logprobs(self, asked: bool) -> None:
-        """A law of log-probabilities goes with these."""
-        if "logprobs_law" in self.model_fields_set and not asked:
+        """Their mode goes with log-probabilities."""
+        if "logprobs_mode" in self.model_fields_set and not asked:
             raise FieldError(
-                "logprobs_law", "logprobs_law needs logprobs: set logprobs, or leave it out"
+                "logprobs_mode", "logprobs_mode needs logprobs: set logprobs, or leave it out"
             )
+
+    @property
+    def mode(self) -> LogprobsMode:
+        """What log-probabilities are told of, by the engine's words."""
+        return "raw" if self.logprobs_mode == "raw_logprobs" else "processed"
 
 
 class CompletionRequest(BaseRequest):

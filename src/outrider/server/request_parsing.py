@@ -107,7 +107,7 @@ class RequestParser:
         asked = body.prompt
         one = isinstance(asked, str) or isinstance(asked[0], int)
         prompts = [asked] if one else asked
-        logs = None if body.logprobs is None else Logprobs(body.logprobs, body.logprobs_law)
+        logs = None if body.logprobs is None else Logprobs(body.logprobs, body.mode)
         tokenizer, ends = self.known.tokenizer, tuple[int, ...]()
         if body.suffix:
             infilled, ends = infill_prompt(tokenizer, str(body.prompt), body.suffix)
@@ -122,7 +122,7 @@ class RequestParser:
 
     def chat(self, body: ChatCompletionRequest) -> list[ChoiceState]:
         """The next turn of a conversation, `n` times."""
-        logs = Logprobs(body.top_logprobs or 0, body.logprobs_law) if body.logprobs else None
+        logs = Logprobs(body.top_logprobs or 0, body.mode) if body.logprobs else None
         prompt = chat_prompt(self.known, self.parsers, body)
         asked = "max_tokens" if body.max_tokens else "max_completion_tokens"
         asked_for = TokenBudget("messages", asked, body.max_tokens or body.max_completion_tokens)

@@ -169,7 +169,7 @@ class PromptedTranscription(SegmentStream):
             prompt, inputs = self._model.asked(samples, settings.language, self._told)
             seed = (settings.seed + number) % 2**64
             sampling = self._model.sampling(settings.temperatures[0], seed, prompt)
-            told = Logprobs(law="shaped")
+            told = Logprobs(mode="shaped")
             limits = self._model.within(self._limits, inputs)
             request = Request(prompt, sampling, limits, inputs, logprobs=told)
             row = self._run.submit(request)

@@ -203,7 +203,7 @@ class WindowDecoder:
                 job.inputs,
                 job.reference,
                 job.start if not job.level and not copy else None,
-                Logprobs(law="shaped"),
+                Logprobs(mode="shaped"),
             )
             for copy in range(copies)
         ]

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from outrider import arguments
-from outrider.drafters import DRAFTERS
+from outrider import arguments, drafters
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError, UnknownName
 from outrider.models.config import read
@@ -369,7 +368,7 @@ class PromptEncoder:
     def _references(self, given: object, rows: int) -> list[list[int]]:
         """Tokens to copy from. A text that is copied to its end is over there."""
         if self.drafter is not None:
-            refuse_useless(self.drafter)
+            drafters.check_reference(self.drafter)
         references = []
         for number, one in enumerate(_each("reference", given, rows)):
             ids = [] if one is None or one == "" else self.answer_ids(one, number)
@@ -441,15 +440,3 @@ def refuse_unknown(
                 )
         if name not in known:
             raise UnknownName("option of generate", name, known)
-
-
-def refuse_useless(drafter: Drafter) -> None:
-    """Refuse a reference for a drafter that copies from none; plain decoding needs no draft."""
-    recipe = DRAFTERS.get(drafter.name)
-    if recipe is None or recipe.copies or not drafter.shapes[0].max_depth:
-        return
-    able = ", ".join(repr(name) for name, other in DRAFTERS.items() if other.copies)
-    raise ConfigurationError(
-        f"drafter {drafter.name!r} copies from no reference; got reference=...; load with "
-        f"drafter={able}, take speculator.using(outrider.ReferenceLookup()), or leave it out"
-    )
