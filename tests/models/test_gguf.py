@@ -76,15 +76,27 @@ def test_a_folder_of_such_files_says_to_name_one(written, tmp_path, role):
         outrider.load(*models)
 
 
-@pytest.mark.parametrize("what", ["missing", "garbage", "folder"])
-def test_a_file_that_is_none(written, tmp_path, what):
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("missing", r"\(there is no such file\); check the path"),
+        ("garbage", r"\(cut or damaged: .*\); download it again$"),
+        ("cut", r"\(cut or damaged: .*\); download it again$"),
+        ("folder", r"\(it is a folder\); check the path"),
+    ],
+)
+def test_a_file_that_is_none(written, tmp_path, what, said):
     path = tmp_path / "model.gguf"
     if what == "garbage":
         path.write_bytes(b"no GGUF at all" * 40)
+    if what == "cut":
+        whole = written[0].read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
     if what == "folder":
         path.mkdir()
-    with pytest.raises(ConfigurationError, match=r"no GGUF file that can be read.*check the path"):
+    with pytest.raises(ConfigurationError, match=r"no GGUF file that can be read " + said) as told:
         outrider.load(path)
+    assert "huggingface" not in str(told.value)
 
 
 def test_packages_that_are_missing_are_named(monkeypatch, tmp_path):

@@ -112,8 +112,13 @@ class ModelSource:
         except Exception as error:  # whatever somebody else's file makes transformers raise
             unsupported.check_files(Path(given), role)
             kind = "no local folder with a config.json and no hub name that can be reached"
+            why, do = kind_of(error), "check the path or download the model first"
             if self._how:
                 kind = "no GGUF file that can be read"
+                if Path(given).is_file():
+                    why, do = f"cut or damaged: {why}", "download it again"
+                elif Path(self._where).is_dir():  # what transformers says of it is of the hub
+                    why = "it is a folder" if Path(given).is_dir() else "there is no such file"
             elif (Path(given) / "config.json").is_file():
                 kind = "a folder whose config.json cannot be used"
             said = repr(str(given))
@@ -122,8 +127,7 @@ class ModelSource:
             close = get_close_matches(str(given), shipped.DRAFTS, n=1)
             meant = f". Did you mean {close[0]!r}?" if close and self.role == "draft" else ""
             raise ConfigurationError(
-                f"cannot load the {role} model; got {said}, which is {kind} "
-                f"({kind_of(error)}); check the path or download the model first{meant}"
+                f"cannot load the {role} model; got {said}, which is {kind} ({why}); {do}{meant}"
             ) from error
         auto_class(self.config)  # refuses what is no language model
 

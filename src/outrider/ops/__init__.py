@@ -232,6 +232,6 @@ def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
     return Laws(
         logits_BRV,
         sampling.inverse_temperature_B,
-        floors(logits_BRV, sampling) if sampling.any_filter else None,
+        floors(logits_BRV, sampling) if sampling.greedy != "all" and sampling.any_filter else None,
         greedy=sampling.greedy,
     )

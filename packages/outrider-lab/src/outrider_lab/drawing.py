@@ -36,7 +36,8 @@ def file(path: Path) -> Path:
         path.open("a").close()
     except OSError as error:
         raise ConfigurationError(
-            f"the document needs a file; got {str(path)!r}: {error.strerror}; give another --out"
+            f"the document needs a file; got {str(path)!r}: {error.strerror}; name one that can be "
+            "written"
         ) from error
     return path
 
