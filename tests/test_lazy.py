@@ -71,6 +71,8 @@ def test_an_interrupt_while_packages_are_imported_ends_the_program(tmp_path):
         "except KeyboardInterrupt:\n    pass\n"
     )
     program = (
+        "import signal\n"  # a job in a shell's background has it ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from contextlib import nullcontext\nfrom outrider import lazy\n"
         "with {}():\n    import deaf\n"
         "import os, signal\n"

@@ -1,6 +1,7 @@
 """The command line: errors with exit codes, one JSON document, no colour codes in a pipe."""
 
 import errno
+import importlib
 import io
 import json
 import os
@@ -209,7 +210,7 @@ def test_what_steps_cost_is_measured_behind_the_text(outrider, expected, monkeyp
     monkeypatch.setattr(measure, "measured", looked)
     monkeypatch.setattr(calibrate, "recall_costs", lambda key: None)
     monkeypatch.setattr(calibrate, "remember_costs", lambda key, costs: None)
-    monkeypatch.setattr(sys.modules["outrider.cli.generate"], "put", told.append)
+    monkeypatch.setattr(importlib.import_module("outrider.cli.generate"), "put", told.append)
     words = ["generate", PROMPT, "-n", 12, "--stream", "--planner", "adaptive", *FAST]
     assert outrider(*words)[0] == 0
     assert "".join(told) == expected.text + "\n"
@@ -217,6 +218,40 @@ def test_what_steps_cost_is_measured_behind_the_text(outrider, expected, monkeyp
     monkeypatch.setattr(build, "late", lambda: True)
     assert outrider(*words)[0] == 0
     assert measured[2:] == [(len("".join(told)) // 2, False)]
+
+
+def test_a_seeded_text_is_planned_by_what_is_kept(outrider, monkeypatch):
+    """A look would have planned it otherwise than the next run, and another text is drawn then."""
+    cheap, dear = Costs.of({1: 10.0, 3: 10.1, 5: 10.2}), Costs.of({1: 10.0, 3: 900.0, 5: 990.0})
+    kept = []
+
+    def looked(engine, rows):
+        yield
+        return dear if budget.current().seconds > 0 else cheap
+
+    monkeypatch.setattr(measure, "measured", looked)
+    monkeypatch.setattr(calibrate, "recall_costs", lambda key: kept[0] if kept else None)
+    monkeypatch.setattr(calibrate, "remember_costs", lambda key, costs: kept.append(costs))
+    words = ["generate", PROMPT, "-n", 40, "-t", 0.9, "--seed", 3, "--planner", "adaptive", *FAST]
+    first = outrider(*words)[1]
+    assert kept == [dear]
+    assert outrider(*words)[1] == first
+    kept[0] = cheap  # the control: what it is planned by is seen in the text
+    assert outrider(*words)[1] != first
+
+
+def test_a_measurement_that_fails_behind_the_text_is_no_failure(outrider, expected, monkeypatch):
+    def looked(engine, rows):
+        yield
+        if budget.current().seconds > 0:
+            raise RuntimeError("can't allocate memory")
+        return Costs.of({1: 10.0, 3: 12.0})
+
+    monkeypatch.setattr(measure, "measured", looked)
+    monkeypatch.setattr(calibrate, "recall_costs", lambda key: None)
+    code, out, err = outrider("generate", PROMPT, "-n", 12, "--planner", "adaptive", *FAST)
+    assert (code, out) == (0, expected.text + "\n")
+    assert "was not measured: can't allocate memory" in err
 
 
 class Closed(io.StringIO):

@@ -187,7 +187,7 @@ def generate(
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
     made = how_made(speculator, greedy=how.temperature == 0)
     stopped = False
-    with speculator.engine.estimated():
+    with speculator.engine.estimated(how):
         if verbose:
             describe(speculator, made, beams)
         if beams is None:

@@ -3,7 +3,6 @@
 import ast
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 
 from outrider import arguments, drafters, verifiers
-from outrider.cli.console import LOADING, working
+from outrider.cli.console import LOADING, err, working
 from outrider.cli.gathered import Command, Target as Target, Threads as Threads, gathered
+from outrider.errors import first_line
 from outrider.load_config import PATHS, RUNTIME, LoadConfig
 from outrider.models.cpu_kernels import build
 
@@ -347,10 +347,17 @@ def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
 
 
 def measure(engine: "Engine") -> None:
-    """What steps cost, when the text is whole; not where kernels are still being compiled."""
-    with suppress(KeyboardInterrupt):
+    """What steps cost, when the text is whole; not where kernels are still being compiled.
+
+    Whatever goes wrong here, the text is there.
+    """
+    try:
         if not engine.budget.over():
             engine.priced(1)
+    except KeyboardInterrupt:
+        return
+    except (MemoryError, RuntimeError) as error:
+        err.print(f"what steps cost was not measured: {first_line(error)}", style="yellow")
 
 
 def compile_ahead(device: object) -> None:

@@ -255,6 +255,8 @@ def _check(
             f"--reference is one for each file; got {len(reference)} for {len(files)} files; "
             "give as many, in their order"
         )
+    if files.count(INPUT) > 1:
+        raise ConfigurationError(f"standard input is read once; got {list(files)}; name files")
     stems = [Path(name).stem for name in files]
     twice = next((stem for stem in stems if stems.count(stem) > 1), None)
     if output is not None and twice is not None:

@@ -277,8 +277,15 @@ class Engine:
                 self.costs, self._estimated = measure.whole(measure.measured(self, 1)), True
 
     @contextmanager
-    def estimated(self) -> Iterator[None]:
-        """In here somebody waits for a text: a look has to do, and what is better comes later."""
+    def estimated(self, sampling: SamplingParams | None = None) -> Iterator[None]:
+        """In here somebody waits for a text: a look has to do, and what is better comes later.
+
+        A text of this sampling that depends on what is drafted waits until all is measured: its
+        seed is to give it again, with the costs that are kept.
+        """
+        if sampling is not None and sampling.temperature:
+            if not verifiers.ignores_drafts(self.choose_rule("none"), greedy=False):
+                self.priced(1)
         self.estimate_costs()
         with budget.postponing():
             yield

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider import arguments
+from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.graphs import Graphed
@@ -57,7 +57,7 @@ from outrider.sampling import logits_processors
 from outrider.sampling.custom_processors import ProcessorError
 from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import PLAIN, Draft, DraftShape, DrawKind, Scores, StepTensors, Verdict
+from outrider.types import PLAIN, Draft, DraftShape, Scores, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -398,10 +398,8 @@ class EngineRun(Iterator[StepOutput]):
 
     def _free(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
-        return self.rule.exact and (
-            DrawKind.COUPLED in self.rule.kinds
-            or all(request.sampling.temperature == 0 for request in requests)
-        )
+        greedy = all(request.sampling.temperature == 0 for request in requests)
+        return verifiers.ignores_drafts(self.rule, greedy)
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""

@@ -21,9 +21,8 @@ RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it 
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
 RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
 VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
-SPARED = (
-    0.01  #: of all steps, what drafts that are foreseen may lose a row beside what they brought
-)
+#: Of all steps, what drafts that are foreseen may lose a row beside what they brought.
+SPARED = 0.01
 BET = 0.15  #: plain steps that a draft may be expected to lose where the row's brought nothing
 SUREST = 0.9  #: no copy is taken to be surer: a list that goes on alike ends, too
 FORETOLD = 2.0  #: tokens for which a drafter that foresees is believed
@@ -204,8 +203,8 @@ class SharedEstimates:
 
     For rows whose texts do not depend on what is drafted: a batch knows after a step what one row
     learns in many, and a request what those before it have shown. Greedy and sampled rows have one
-    each. `before` is what earlier
-    runs have shown, which is worth no more than a few looks of this one, as texts differ.
+    each. `before` is what earlier runs have shown, which is worth no more than a few looks of this
+    one, as texts differ.
 
     >>> earlier = SharedEstimates()
     >>> earlier.saw(False, 1, 0)

@@ -256,7 +256,7 @@ class _Background:
         after `paced` seconds.
         """
         paced = min(paced, patience)
-        if not self._ends(min(self._seconds() + _TELLS, paced)):
+        if (spent := self._seconds()) < paced and not self._ends(min(spent + _TELLS, paced)):
             _log.warning("compiling kernels for this processor, once (%s)", self.order.level.name)
         if not self._ends(paced):
             build = build_process.Build(self.order.given())
