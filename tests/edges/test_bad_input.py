@@ -10,9 +10,11 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, XLNetConfig, XLNetLMHeadModel
 
 import outrider
+from letters import Letters
 from outrider import Engine, Root, SamplingParams, Stop, StopConditions
 from outrider.loading import load
 from outrider.shipped import shipped
+from outrider.text.prompts import encode
 from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, decode, llama, pair, perturbed
 
@@ -288,6 +290,14 @@ def test_text_without_a_tokenizer():
     with refused(outrider.ConfigurationError, "stop strings need a tokenizer"):
         speculator.generate([1, 2], stop=Stop(4, ("x",)))
     assert len(speculator.generate([1, 2], stop=Stop(4)).completions[0].token_ids) == 4
+
+
+def test_a_tokenizer_that_cannot_leave_special_tokens_out():
+    letters = Letters("ab")
+    assert encode(letters, "ab") == [0, 1]
+    with refused(outrider.ConfigurationError, "tokenizer of transformers", "Letters", "set"):
+        encode(letters, "ab", special=False)
+    assert encode(letters, [1], special=False) == [1]
 
 
 def test_bad_text_and_stop_strings(shipped):

@@ -1,5 +1,6 @@
 """A server that is ended while it answers: what is done in time is whole, the rest is told so."""
 
+import asyncio
 import json
 import logging
 import signal
@@ -53,6 +54,32 @@ def test_who_presses_ctrl_c_twice_waits_no_longer(shipped, caplog, between):
         assert time.monotonic() - started < 30
     assert json.loads(last)["error"]["code"] == "closing"
     assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_third_signal_waits_for_no_handler(shipped, monkeypatch, kind):
+    """What hung outside the engine held the process up, however often somebody pressed Ctrl-C."""
+    monkeypatch.setattr(http_server, "_TOLD", 0.1)
+    hangs, body = threading.Event(), json.dumps(BODY).encode()
+
+    async def forever(http, work):
+        work.close()
+        hangs.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(answers, "unless_gone", forever)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with serving(shipped, grace=60.0) as server:
+        with socket.create_connection(server.socket.getsockname()) as client:
+            client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            assert hangs.wait(20)
+            for _ in range(2):
+                server.uvicorn.handle_exit(kind, None)
+            server.thread.join(1.5)
+            assert server.thread.is_alive()  # as two of them give everybody time to be told
+            server.uvicorn.handle_exit(kind, None)
+            server.thread.join(20)
+            assert not server.thread.is_alive()
 
 
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])

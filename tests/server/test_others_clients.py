@@ -9,10 +9,12 @@ import pytest
 from served import NAME, PROMPT, asked, refused, serving
 
 import outrider
+from outrider.server.batch_runners import SCORES
 from outrider.server.chat_prompts import infill_prompt
 from outrider.server.errors import APIError
 
 ASKED = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+SCORED = {"echo": True, "logprobs": 0, "max_tokens": 0}
 
 
 def test_a_model_that_is_not_named_is_the_one_that_is_served(server):
@@ -114,7 +116,7 @@ def test_special_tokens_may_be_left_out(shipped, server, monkeypatch):
 def test_the_least_priority_has_the_next_row(shipped):
     """And of equals who came first; nobody who has a row loses it."""
     ended = []
-    with serving(shipped, max_num_seqs=1) as server, ThreadPoolExecutor(5) as pool:
+    with serving(shipped, max_num_seqs=1) as server, ThreadPoolExecutor(6) as pool:
 
         def ask(name, **more):
             assert asked(server, ASKED | more)[0] == 200
@@ -133,11 +135,28 @@ def test_the_least_priority_has_the_next_row(shipped):
             ("usual", {}),
             ("usual, later", {"priority": 0}),
             ("urgent", {"priority": -1}),
+            ("urgent scores", SCORED | {"priority": -2}),
         ]:
             every.append(submit(name, **more))
         for one in every:
             one.result()
-    assert ended == ["first", "urgent", "usual", "usual, later", "late"]
+    assert ended == ["first", "urgent scores", "urgent", "usual", "usual, later", "late"]
+
+
+@pytest.mark.parametrize("priority", [0, 3])
+def test_a_prompts_scores_wait_as_its_answer_does(server, monkeypatch, priority):
+    """From its arrival on, by its priority."""
+    seen, stream = [], server.engine.stream
+
+    def watched(requests):
+        seen.extend(requests)
+        return stream(requests)
+
+    monkeypatch.setattr(server.engine, "stream", watched)
+    assert asked(server, ASKED | {"prompt_logprobs": 0, "priority": priority})[0] == 200
+    answer, scores = seen
+    assert (scores.lane, scores.priority, scores.arrived) == (SCORES, priority, answer.arrived)
+    assert answer.priority == priority
 
 
 class Words:

@@ -1,5 +1,6 @@
 """What is refused, in OpenAI's format."""
 
+import copy
 import json
 import threading
 import time
@@ -8,7 +9,7 @@ import urllib.request
 
 import openai
 import pytest
-from served import BODY, NAME, asked, events, idle, refused, serving, streamed, write
+from served import BODY, NAME, PROMPT, asked, events, idle, refused, serving, streamed, write
 
 from outrider.server.protocol import (
     ChatCompletionRequest,
@@ -119,6 +120,58 @@ def test_a_mode_of_log_probabilities_needs_them(chatty):
     refused(chatty, 400, turn | mode | {"logprobs": False}, "logprobs_mode needs", **chat)
     assert asked(chatty, BODY | mode | {"logprobs": 0})[0] == 200
     assert asked(chatty, turn | mode | {"logprobs": True}, **chat)[0] == 200
+
+
+def test_a_prompt_is_cut_by_a_number_and_not_between_the_marks_of_a_suffix(chatty):
+    """The first mark is the prompt's first token, and the last one its last."""
+    cut, side = {"truncate_prompt_tokens": 3}, {"truncation_side": "left"}
+    error = refused(chatty, 400, BODY | cut | {"suffix": "x"}, "marks of a suffix")
+    assert error["param"] == "truncate_prompt_tokens"
+    refused(chatty, 400, BODY | {"suffix": "x"}, "fill-in-the-middle")
+    assert asked(chatty, BODY | cut | {"suffix": ""})[0] == 200
+    turn = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    for body, path in ((BODY, "/v1/completions"), (turn, "/v1/chat/completions")):
+        error = refused(chatty, 400, body | side, "needs truncate_prompt_tokens", path=path)
+        assert error["param"] == "truncation_side"
+        assert asked(chatty, body | side | cut, path)[0] == 200
+
+
+class Bare:
+    """What `outrider.types.Tokenizer` asks for, and nothing else."""
+
+    def __init__(self, inner):
+        self.inner, self.decode, self.get_vocab = inner, inner.decode, inner.get_vocab
+
+    def __call__(self, text):
+        return {"input_ids": self.inner(text)["input_ids"]}
+
+
+def test_what_a_tokenizer_cannot_do_is_refused(shipped, server):
+    """One that is not transformers': fields were dropped without a word, or were a 500."""
+    ids = shipped.tokenizer(PROMPT)["input_ids"]
+    bare, tokenize = copy.copy(shipped), {"path": "/tokenize"}
+    bare.tokenizer = Bare(shipped.tokenizer)
+    body = BODY | {"max_tokens": 4, "temperature": 0}
+    with serving(bare) as other:
+        for param, given in [
+            ("add_special_tokens", False),
+            ("suffix", "x"),
+            ("prediction", {"type": "content", "content": "x"}),
+            ("guided_regex", "a"),
+        ]:
+            error = refused(other, 400, body | {param: given}, param, "tokenizer of transformers")
+            assert error["param"] == param
+        for param, told in [
+            ("add_special_tokens", {"content": "x"}),
+            ("return_token_strs", {"prompt": "x", "return_token_strs": True}),
+        ]:
+            assert refused(other, 400, told, "of transformers", **tokenize)["param"] == param
+        same = [body, body | {"add_special_tokens": True}]
+        same.append(body | {"prompt": ids, "add_special_tokens": False})  # nothing is added to ids
+        for each in same:
+            assert asked(other, each)[1]["choices"] == asked(server, each)[1]["choices"]
+        for each in ({"prompt": PROMPT}, {"prompt": ""}, {"content": PROMPT, "add_special": True}):
+            assert asked(other, each, **tokenize) == asked(server, each, **tokenize)
 
 
 def test_a_body_that_is_no_json_blames_no_field(server):

@@ -64,14 +64,29 @@ def test_tokens_of_texts_and_texts_of_tokens(shipped, server):
     text = shipped.tokenizer.decode(ids)
     told = {"prompt": text, "content": text}
     assert post(server, "/detokenize", {"model": NAME, "tokens": ids})[1] == told
-    for bare, kept in (({}, ids[1:]), ({"add_special": True}, ids)):  # llama.cpp's names
-        assert post(server, "/tokenize", {"content": PROMPT} | bare)[1]["tokens"] == kept
+    for more, kept in [  # llama.cpp's names, and vLLM's beside them
+        ({}, ids[1:]),
+        ({"add_special": True}, ids),
+        ({"add_special": False}, ids[1:]),
+        ({"add_special": None, "prompt": None, "add_special_tokens": None}, ids[1:]),
+        ({"add_special_tokens": True}, ids),
+        ({"add_special_tokens": True, "add_special": None}, ids),
+        ({"add_special_tokens": False}, ids[1:]),
+    ]:
+        assert post(server, "/tokenize", {"content": PROMPT} | more)[1].get("tokens") == kept, more
     with urllib.request.urlopen(server.address + "/tokenizer_info") as answer:
         assert json.load(answer)["eos_token"] == shipped.tokenizer.eos_token
     assert post(server, "/tokenize", {"prompt": "", "add_special_tokens": False})[1]["count"] == 0
     for path, body, word in [
         ("/tokenize", {}, "prompt or messages"),
         ("/tokenize", {"prompt": "x", "messages": []}, "prompt or messages"),
+        ("/tokenize", {"content": None}, "prompt or messages"),
+        ("/tokenize", {"content": "x", "prompt": "x"}, "content"),
+        (
+            "/tokenize",
+            {"content": "x", "add_special": True, "add_special_tokens": True},
+            "give one",
+        ),
         ("/tokenize", {"messages": [{"role": "user", "content": "x"}]}, "chat template"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "\ud800", "add_special_tokens": False}, "half a character"),

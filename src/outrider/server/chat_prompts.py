@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from outrider.errors import OutriderError
+from transformers import PreTrainedTokenizerBase
+
+from outrider.errors import ConfigurationError, OutriderError
 from outrider.server.errors import APIError
 from outrider.server.grammar import Thought, ToolCalls, answer_grammar
 from outrider.server.media import media_prompt
@@ -20,8 +22,8 @@ from outrider.server.tool_parsers import (
     reasoning_parser,
     tool_parser,
 )
-from outrider.text.prompts import chat
-from outrider.types import MultiModalInputs
+from outrider.text.prompts import chat, encode
+from outrider.types import MultiModalInputs, Tokenizer
 
 #: What the server says to a template itself.
 _OWN = {"messages", "tools", "tokenize", "chat_template"}
@@ -129,6 +131,23 @@ def chat_prompt(known: TextModelInfo, parsers: Parsers, body: ChatCompletionRequ
     reasoning = None if state is None else parsers.reasoning
     opened = bool(state)
     return ChatPrompt(ids, tokenizer, known.eos_ids, calls, reasoning, opened, inputs)
+
+
+def of_transformers(tokenizer: Tokenizer, param: str) -> PreTrainedTokenizerBase:
+    """The tokenizer, for a field that asks what no other kind can. Raises APIError."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise APIError(f"{param} needs a tokenizer of transformers; leave it out", param)
+    return tokenizer
+
+
+def text_ids(tokenizer: Tokenizer, prompt: object, number: int, special: bool) -> list[int]:
+    """`encode` of a text or token ids, with the field at fault. Raises APIError."""
+    try:
+        return encode(tokenizer, prompt, number, special)
+    except ConfigurationError as error:
+        raise APIError(str(error), "add_special_tokens") from error
+    except OutriderError as error:
+        raise APIError(str(error), "prompt") from error
 
 
 #: What stands before, behind and in between the parts of a text with a gap, as models that fill it

@@ -83,8 +83,9 @@ class HttpServer(uvicorn.Server):
 
     What has not come to its end by then gets an error that says so: of a stream an event, else a
     503. uvicorn alone would cut connections off; here those are whose clients do not read what they
-    are told, or have not sent all of what they ask. A second signal ends the wait. One that
-    `ends` does so when its engine has, too.
+    are told, or have not sent all of what they ask. A second signal ends the wait, and a third
+    one is uvicorn's own second: it waits for no handler either. One that `ends` does so when its
+    engine has, too.
     """
 
     def __init__(self, site: Server, grace: float = GRACE, ends: bool = False) -> None:
@@ -97,6 +98,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._engine, self._grace, self._ends = site.engine, grace, ends
+        self._hurried = False  #: whether a signal came while it was ending
         self._loop: asyncio.AbstractEventLoop | None = None  #: while it waits for answers to end
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -104,6 +106,8 @@ class HttpServer(uvicorn.Server):
         if not self.should_exit:
             super().handle_exit(sig, frame)
             return
+        self.force_exit = self._hurried  # the third: handlers may wait for what never comes
+        self._hurried = True
         self._grace = 0.0
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._engine.close)

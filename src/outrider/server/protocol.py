@@ -211,6 +211,9 @@ class BaseRequest(Routing):
         if self.truncate_prompt_tokens == 0:
             what = "truncate_prompt_tokens is 0, which leaves nothing of a prompt; give a number "
             raise FieldError("truncate_prompt_tokens", what + "of tokens, or -1: all that fit")
+        if "truncation_side" in self.model_fields_set and self.truncate_prompt_tokens is None:
+            what = "truncation_side needs truncate_prompt_tokens: set that, or leave it out"
+            raise FieldError("truncation_side", what)
         return self
 
     def _has_logprobs(self, asked: bool) -> None:
@@ -270,6 +273,9 @@ class CompletionRequest(BaseRequest):
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
             what = "suffix stands behind one prompt that is text, without echo"
             raise FieldError("suffix", f"{what}; leave the other out")
+        if self.suffix and self.truncate_prompt_tokens is not None:
+            what = "truncate_prompt_tokens would cut the marks of a suffix off: leave one out"
+            raise FieldError("truncate_prompt_tokens", what)
         if self.echo and self.logprobs is not None and self.stream:
             what = "echo with logprobs is for whole answers: leave one of them out"
             raise FieldError("echo", what)

@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Logprobs, Request, StopConditions
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.server import speculation_methods as lane
-from outrider.server.chat_prompts import ChatPrompt, Parsers, chat_prompt, infill_prompt
+from outrider.server.chat_prompts import (
+    ChatPrompt,
+    Parsers,
+    chat_prompt,
+    infill_prompt,
+    of_transformers,
+    text_ids,
+)
 from outrider.server.errors import APIError, unknown_model
 from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
 from outrider.server.message_parser import MessageParser
@@ -31,7 +36,6 @@ from outrider.server.protocol import (
 from outrider.stats import RequestStats
 from outrider.text.decoder_prompt import RULES, ruled
 from outrider.text.output_text import IncrementalText, Stop, stop_ids
-from outrider.text.prompts import encode
 
 _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it
 
@@ -110,13 +114,11 @@ class RequestParser:
         logs = None if body.logprobs is None else Logprobs(body.logprobs, body.mode)
         tokenizer, ends = self.known.tokenizer, tuple[int, ...]()
         if body.suffix:
-            infilled, ends = infill_prompt(tokenizer, str(body.prompt), body.suffix)
+            known = of_transformers(tokenizer, "suffix")
+            infilled, ends = infill_prompt(known, str(body.prompt), body.suffix)
             prompts = [infilled]
-        with _blamed("prompt"):
-            whole = body.add_special_tokens
-            ids = [
-                encode(tokenizer, prompt, number, whole) for number, prompt in enumerate(prompts)
-            ]
+        special = body.add_special_tokens
+        ids = [text_ids(tokenizer, prompt, at, special) for at, prompt in enumerate(prompts)]
         asked_for = TokenBudget("prompt", "max_tokens", body.max_tokens, _COMPLETION)
         return self._choices(body, ids, logs, asked_for, ends=ends)
 
@@ -154,7 +156,9 @@ class RequestParser:
             prompts = [self._truncated(body, ids, asked, method) for ids in prompts]
         reference, predicted = list[int](), None
         if body.prediction is not None:
-            reference = self._ids(plain(body.prediction.content))
+            tokenizer = of_transformers(self.known.tokenizer, "prediction")
+            said = plain(body.prediction.content)
+            reference = tokenizer(said, add_special_tokens=False)["input_ids"]
             predicted = Counter(reference)
         grammar = grammar_of(body)
         stands = frozenset[int]()
@@ -324,9 +328,8 @@ class RequestParser:
         seed = secrets.randbits(63) if body.seed is None else (body.seed + copy) % 2**64
         processors: tuple[Grammar, ...] = ()
         if grammar is not None:
-            if not isinstance(self.known.tokenizer, PreTrainedTokenizerBase):
-                raise APIError("grammars need a tokenizer of transformers", grammar_field(body))
-            words = vocabulary(self.known.tokenizer, self.known.vocab_size, self.known.eos_ids)
+            tokenizer = of_transformers(self.known.tokenizer, grammar_field(body))
+            words = vocabulary(tokenizer, self.known.vocab_size, self.known.eos_ids)
             try:
                 processors = (Grammar(words, grammar, len(ids)),)
             except ConfigurationError as error:
@@ -366,12 +369,6 @@ class RequestParser:
         biases = {int(token): bias for token, bias in given.items()}
         self._within("logit_bias", biases)
         return biases
-
-    def _ids(self, text: str) -> list[int]:
-        """Tokens of a text without special ones."""
-        tokenizer = self.known.tokenizer
-        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
 
 
 @contextmanager

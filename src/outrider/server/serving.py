@@ -117,8 +117,11 @@ async def text_blocks(
         for one in choices
         if one.reason is None
     }
-    prompts = {one.source: one.scored for one in choices if one.scored is not None}
-    scored = {EngineRequest(SCORES, one, deadline): source for source, one in prompts.items()}
+    scored = {
+        EngineRequest(SCORES, one.scored, deadline, one.arrived, one.priority): source
+        for source, one in {one.source: one for one in choices}.items()
+        if one.scored is not None
+    }
     by_key = {asked.key: choice for asked, choice in texts.items()}
     sources = {asked.key: source for asked, source in scored.items()}
     left = len(texts) + len(scored)

@@ -2,16 +2,14 @@
 
 from pydantic import StrictBool, ValidationError, model_validator
 
-from outrider.errors import OutriderError
 from outrider.models.config import found
-from outrider.server.chat_prompts import chat_prompt
+from outrider.server.chat_prompts import chat_prompt, of_transformers, text_ids
 from outrider.server.errors import APIError, rejected
 from outrider.server.messages import Body, FieldError, JsonObject, Message, Tool
 from outrider.server.model_info import TokenFormatter
 from outrider.server.protocol import ChatCompletionRequest, Size, broken
 from outrider.server.request_parsing import RequestParser
 from outrider.server.tool_parsers import chat_template
-from outrider.text.prompts import encode
 
 
 class TokenizeBody(Body):
@@ -29,11 +27,16 @@ class TokenizeBody(Body):
     @classmethod
     def _content(cls, given: object) -> object:
         """llama.cpp's server says `content`, and puts no tokens around it unless it is told to."""
-        if isinstance(given, dict) and "content" in given and "prompt" not in given:
-            given = dict(given)
-            given["prompt"] = given.pop("content")
-            given["add_special_tokens"] = given.pop("add_special", False)
-        return given
+        if not isinstance(given, dict) or given.get("content") is None:
+            return given
+        given = {name: one for name, one in given.items() if one is not None}
+        if "prompt" in given:
+            return given
+        if "add_special" in given and "add_special_tokens" in given:
+            what = "add_special_tokens and add_special are one thing: give one"
+            raise FieldError("add_special_tokens", what)
+        given["prompt"] = given.pop("content")
+        return {"add_special_tokens": given.pop("add_special", False)} | given
 
     @model_validator(mode="after")
     def _one(self) -> "TokenizeBody":
@@ -65,19 +68,17 @@ def tokenized(orders: RequestParser, body: TokenizeBody) -> JsonObject:
             raise APIError(rejected(error.errors())["error"]["message"], "messages") from error
         ids = chat_prompt(known, orders.parsers, chat).ids
     elif not body.prompt:
-        ids = known.tokenizer("", add_special_tokens=body.add_special_tokens)["input_ids"]
+        ids = known.tokenizer("")["input_ids"] if body.add_special_tokens else []
     else:
-        try:
-            ids = encode(known.tokenizer, body.prompt, special=body.add_special_tokens)
-        except OutriderError as error:
-            raise APIError(str(error), "prompt") from error
+        ids = text_ids(known.tokenizer, body.prompt, 0, body.add_special_tokens)
     told: JsonObject = {
         "count": len(ids),
         "max_model_len": known.room(orders.capacity),
         "tokens": list(ids),
     }
     if body.return_token_strs:
-        told["token_strs"] = known.tokenizer.convert_ids_to_tokens(ids)
+        words = of_transformers(known.tokenizer, "return_token_strs")
+        told["token_strs"] = words.convert_ids_to_tokens(ids)
     return told
 
 

@@ -132,6 +132,11 @@ def encode(
             f"{error.start}; give UTF-8"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        if not special:
+            raise ConfigurationError(
+                "a text without special tokens (add_special_tokens=False) needs a tokenizer of "
+                f"transformers; got a {type(tokenizer).__name__}; set add_special_tokens=True"
+            )
         return tokenizer(prompt)["input_ids"]
     # how much fits is checked elsewhere: what transformers warns of is of another model's context
     ids: list[int] = tokenizer(prompt, add_special_tokens=special, verbose=False)["input_ids"]
