@@ -6,12 +6,13 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import NAME, PROMPT, asked, refused, serving
+from served import BODY, NAME, PROMPT, asked, refused, serving
 
 import outrider
 from outrider.server.batch_runners import SCORES
 from outrider.server.chat_prompts import infill_prompt
 from outrider.server.errors import APIError
+from outrider.server.protocol import ChatCompletionRequest
 
 ASKED = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
 SCORED = {"echo": True, "logprobs": 0, "max_tokens": 0}
@@ -192,3 +193,19 @@ def test_a_suffix_goes_with_one_text(server):
     assert refused(server, 400, ASKED | {"suffix": "x"}, "fill-in-the-middle")["param"] == "suffix"
     empty = asked(server, ASKED | {"suffix": ""})[1]["choices"]  # nothing stands behind it
     assert empty == asked(server, ASKED)[1]["choices"]
+
+
+def test_fields_that_ask_for_what_is_done_anyway_are_taken(server):
+    """vLLM's clients write them out; any other value is refused with the field's name."""
+    usual = {"skip_special_tokens": True, "include_stop_str_in_output": False}
+    usual |= {"spaces_between_special_tokens": True, "use_beam_search": False}
+    usual["cache_prompt"] = True
+    assert asked(server, BODY | usual | {"length_penalty": 1.0})[0] == 200
+    for name, value in usual.items():
+        code, told = asked(server, BODY | {name: not value})
+        assert (code, told["error"]["param"]) == (400, name)
+    chat = {"echo": False, "include_reasoning": True, "modalities": ["text"], "top_logprobs": 0}
+    chat |= {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
+    assert ChatCompletionRequest.model_validate(chat | usual)
+    code, told = asked(server, chat | {"modalities": ["audio"]}, "/v1/chat/completions")
+    assert (code, told["error"]["param"]) == (400, "modalities.0")

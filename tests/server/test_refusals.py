@@ -447,19 +447,3 @@ def test_what_does_not_go_together_names_its_field(server, path, more, param, wo
     code, told = asked(server, {"model": NAME, **body, **more}, f"/v1/{path}")
     assert (code, told["error"]["param"]) == (400, param)
     assert word in told["error"]["message"]
-
-
-def test_fields_that_ask_for_what_is_done_anyway_are_taken(server):
-    """vLLM's clients write them out; any other value is refused with the field's name."""
-    usual = {"skip_special_tokens": True, "include_stop_str_in_output": False}
-    usual |= {"spaces_between_special_tokens": True, "use_beam_search": False}
-    usual["cache_prompt"] = True
-    assert asked(server, BODY | usual | {"length_penalty": 1.0})[0] == 200
-    for name, value in usual.items():
-        code, told = asked(server, BODY | {name: not value})
-        assert (code, told["error"]["param"]) == (400, name)
-    chat = {"echo": False, "include_reasoning": True, "modalities": ["text"], "top_logprobs": 0}
-    chat |= {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
-    assert ChatCompletionRequest.model_validate(chat | usual)
-    code, told = asked(server, chat | {"modalities": ["audio"]}, "/v1/chat/completions")
-    assert (code, told["error"]["param"]) == (400, "modalities.0")

@@ -357,7 +357,7 @@ def measure(engine: "Engine") -> None:
     except KeyboardInterrupt:
         return
     except (MemoryError, RuntimeError) as error:
-        err.print(f"what steps cost was not measured: {first_line(error)}", style="yellow")
+        err.print("what steps cost was not measured:", first_line(error), markup=False)
 
 
 def compile_ahead(device: object) -> None:
