@@ -44,9 +44,9 @@ def pieces(
                 request = Request(ids, SamplingParams(0), StopConditions(tokens))
                 numbers[run.submit(request)] = at
             for block in run.step():
-                told["texts"].setdefault(numbers[block.row], []).extend(block.token_ids)
+                told["texts"].setdefault(numbers[block.request_id], []).extend(block.token_ids)
                 if block.finish_reason is not None:
-                    out[block.row] = True
+                    out[block.request_id] = True
             if run.done and not waiting:
                 break
         yield time.process_time() - started

@@ -53,7 +53,7 @@ def recorded(pair: Any, count: int, tokens: int, temperature: float) -> list[lis
     whole = [list(ids) for ids in texts]
     run = Engine(target, Root(), "match").run(texts, rows, StopConditions(tokens + DEEPEST))
     for block in run:
-        whole[block.row] += block.token_ids
+        whole[block.request_id] += block.token_ids
     drafter = DraftModel(draft, (1,) * DEEPEST, shared_noise=True)
     requests = [Request(ids, how, StopConditions()) for ids, how in zip(texts, rows, strict=True)]
     capacity = -(-(max(map(len, whole)) + 2 * DEEPEST) // 128) * 128

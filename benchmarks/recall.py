@@ -95,7 +95,7 @@ def ours(
         started = time.thread_time()
         going = engine.run(job.prompts, settings, limits)
         for block in going:
-            texts[block.row] += block.token_ids
+            texts[block.request_id] += block.token_ids
         took = time.thread_time() - started
         sizes = going.stats.sizes
         scored = sum((size - 1) * steps for size, steps in sizes.items())

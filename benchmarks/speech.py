@@ -189,7 +189,7 @@ class Bench:
         run.close()
         texts: list[list[int]] = [[] for _ in numbers]
         for block in run:
-            texts[block.row] += block.token_ids
+            texts[block.request_id] += block.token_ids
         took = 1e3 * (time.thread_time() - started)
         timed = self.arms.setdefault(arm, Timed())
         for number, text, stats in zip(numbers, texts, run.requests, strict=True):

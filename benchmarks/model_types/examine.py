@@ -116,7 +116,7 @@ def texts(target, drafter, rows, params, inputs=None):
     run = engine.run(rows, params, StopConditions(NEW), inputs=inputs)
     out = [[] for _ in rows]
     for block in run:
-        out[block.row] += block.token_ids
+        out[block.request_id] += block.token_ids
     return out
 
 

@@ -68,7 +68,7 @@ def texts(target, drafter, requests):
     run.close()
     found = [[] for _ in requests]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     for number, reason in enumerate(run.reasons):
         if reason == "error":
             raise run.errors[number]

@@ -106,7 +106,7 @@ def examine(kind):
         )
         out = [[] for _ in rows]
         for block in run:
-            out[block.row] += block.token_ids
+            out[block.request_id] += block.token_ids
         return out
 
     every_row = range(len(prompts))

@@ -60,7 +60,7 @@ class AcceptanceStats:
     """Success counts by bucket, with a prior, and old looks counting less.
 
     >>> odds = AcceptanceStats([0.5] * BUCKETS, strength=2)
-    >>> odds.saw(0, kept=True)
+    >>> odds.observe(0, kept=True)
     >>> round(odds.chance(0), 2), odds.chance(1)
     (0.67, 0.5)
     """
@@ -79,7 +79,7 @@ class AcceptanceStats:
         """The chance in this bucket."""
         return self.chances[at]
 
-    def saw(self, at: int, kept: float) -> None:
+    def observe(self, at: int, kept: float) -> None:
         """A token of this bucket was verified, or something of this worth was seen."""
         kept = self._kept[at] = self._kept[at] * self.forget + kept
         seen = self._seen[at] = self._seen[at] * self.forget + 1

@@ -66,7 +66,7 @@ def test_one_beam_is_greedy():
     texts = [[], [], []]
     run = Engine(target, Root()).run(PROMPTS, SamplingParams(0), END)
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     assert [row[0].token_ids for row in beams.hypotheses] == texts
 
 

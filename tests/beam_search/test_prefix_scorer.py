@@ -84,8 +84,8 @@ def test_slots_belong_to_what_beams_begin_with_and_to_what_lies_below_them(seed)
         kept |= {text for text in before if any(above in running for above in text.upwards())}
         assert set(here.scored) == kept
         taken = {one.slot for one in here.scored.values()}
-        assert taken | set(here.free) == set(range(5, 96))
-        assert len(taken) + len(here.free) == 91
+        assert taken | set(here.free_slots) == set(range(5, 96))
+        assert len(taken) + len(here.free_slots) == 91
         assert here.logits.keys() <= kept
         ahead = [text.child(draws.randrange(4)) for text in running]
         missing = [above for text in running for above in [*text.upwards()][1::-1]]

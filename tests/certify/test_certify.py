@@ -250,7 +250,7 @@ def test_foreign_generator_passes_and_a_warm_one_fails():
         settings = [SamplingParams(temperature, seed=next(seed)) for _ in prompts]
         tokens = [[] for _ in prompts]
         for block in engine.run(prompts, settings, StopConditions(32)):
-            tokens[block.row] += block.token_ids
+            tokens[block.request_id] += block.token_ids
         return tokens
 
     good = foreign(lambda p: sample(p, 1.0), target, PROMPTS, SamplingParams(1.0), SMALL)

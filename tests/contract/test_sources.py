@@ -44,7 +44,7 @@ def told(engine, given, max_num_seqs):
     run.close()
     texts = [[] for _ in given]
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     return texts, run.stats
 
 

@@ -22,10 +22,10 @@ def test_a_row_goes_to_copies_where_they_are_right_and_back_where_they_are_not()
     sides = SourceStats.new(0)
     assert not sides.copies(3)
     for _ in range(4):
-        sides.saw_copies(CHAIN, [6, 7, 8])
+        sides.observe_copies(CHAIN, [6, 7, 8])
     assert sides.copies(3)
     for _ in range(4):
-        sides.saw_copies(CHAIN, [9])
+        sides.observe_copies(CHAIN, [9])
     assert not sides.copies(3)
 
 
@@ -33,8 +33,10 @@ def test_a_row_leaves_a_model_that_is_refused_and_keeps_one_that_is_not():
     bad, good = SourceStats.new(0), SourceStats.new(0)
     for _ in range(30):
         for sides, kept in ((bad, 0), (good, 3)):
-            sides.saw_model(3, kept)
-            sides.saw_copies(HostTree([5, 6, 7], [-1, 0, 0]), [7, 4])  # one token at every place
+            sides.observe_model(3, kept)
+            sides.observe_copies(
+                HostTree([5, 6, 7], [-1, 0, 0]), [7, 4]
+            )  # one token at every place
     assert bad.copies(3)
     assert not good.copies(3)
 
@@ -43,7 +45,7 @@ def test_what_is_believed_of_copies_is_no_part_of_the_choice():
     """The scores of matches say how large a tree is; two rows that kept alike choose alike."""
     first, second = SourceStats.new(0), SourceStats.new(0)
     for sides, tree in ((first, CHAIN), (second, HostTree([5, 6, 7, 8, 3], [-1, 0, 1, 2, 0]))):
-        sides.saw_copies(tree, [6, 7, 8])
+        sides.observe_copies(tree, [6, 7, 8])
     assert first.streak == second.streak == 3
     assert first.copies(2) == second.copies(2)
 
@@ -64,11 +66,11 @@ def turns(monkeypatch, copied=1, period=2):
     def copies(self, depth):
         return seen.get(id(self), 0) % period < copied
 
-    def saw(self, tree, tokens):
+    def observe(self, tree, tokens):
         seen[id(self)] = seen.get(id(self), 0) + 1
 
     monkeypatch.setattr(SourceStats, "copies", copies)
-    monkeypatch.setattr(SourceStats, "saw_copies", saw)
+    monkeypatch.setattr(SourceStats, "observe_copies", observe)
 
 
 @pytest.mark.parametrize("reads", ["text", "states"])
@@ -106,7 +108,7 @@ def test_rows_of_one_batch_may_be_copied_and_drafted():
     settings = [SamplingParams(1.0, seed=row) for row in range(2)]
     batch = begun(target, drafter, PROMPTS[:2], settings)
     for _ in range(6):
-        batch.memory.sides.rows[0].saw_copies(CHAIN, [6, 7, 8])
+        batch.memory.sides.rows[0].observe_copies(CHAIN, [6, 7, 8])
     draft = step.propose(drafter, batch)
     there = draft.draws_BNK >= 0
     assert (draft.kind_BNK[0][there[0]] == DrawKind.FIXED).all()

@@ -37,7 +37,7 @@ def target():
 def texts(engine):
     found = [[], []]
     for block in engine.run([PROMPT] * 2, [BIASED, SEEDED], StopConditions(40)):
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found
 
 

@@ -101,7 +101,7 @@ def test_rows_leave_the_batch_when_blocks_are_read_late_too(name):
     run._outputs.lag = 1
     rows = [[] for _ in PROMPTS]
     for block in run:
-        rows[block.row].extend(block.token_ids)
+        rows[block.request_id].extend(block.token_ids)
     assert rows == [plain(p, b) for p, b in zip(PROMPTS, budgets, strict=True)]
     assert run.batch.rows <= 2
     assert [r.new_tokens for r in run.requests] == budgets
@@ -124,7 +124,7 @@ def test_a_request_can_be_ended_from_outside():
     run = Engine(target, DRAFTERS["chain"](small)).run(PROMPTS[:2], GREEDY, StopConditions(40))
     rows = [[], []]
     for block in run:
-        rows[block.row].extend(block.token_ids)
+        rows[block.request_id].extend(block.token_ids)
         if len(rows[0]) >= 10 and run.reasons[0] is None:
             run.end(0, "stop")
     assert run.reasons == ["stop", "length"]
@@ -192,7 +192,7 @@ def test_a_stream_is_drained_from_where_it_is(blocks, strings):
     stream = speculator.stream(PROMPTS[:2], GREEDY, stop)
     told = ["", ""]
     for block, _ in zip(stream, range(blocks), strict=False):
-        told[block.row] += block.text
+        told[block.request_id] += block.text
     for _ in range(2):
         stream.drain()
         done = stream.result().completions
@@ -301,8 +301,8 @@ def test_streaming_gives_what_generate_gives(arms, held_out):
         stream = arm.stream(held_out[:2], GREEDY, stop)
         texts, ids = ["", ""], [[], []]
         for block in stream:
-            texts[block.row] += block.text
-            ids[block.row] += block.token_ids
+            texts[block.request_id] += block.text
+            ids[block.request_id] += block.token_ids
         result = stream.result()
         assert texts == result.texts == expected.texts, name
         assert ids == [c.token_ids for c in result.completions]

@@ -49,7 +49,7 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
     while True:
         try:
             for block in run:
-                texts[block.row] += block.token_ids
+                texts[block.request_id] += block.token_ids
             break
         except ZeroDivisionError as error:
             raised.append(error)
@@ -94,7 +94,7 @@ def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
         run.step()
     texts = [[], []]
     for block in run:  # tried again
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     assert texts == [alone(name, number)[0] for number in range(2)]
 
 
@@ -116,7 +116,7 @@ def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
     while not run.done:
         try:
             for block in run.step():
-                texts[block.row] += block.token_ids
+                texts[block.request_id] += block.token_ids
         except MemoryError:
             assert len(run.batch.reason_B) == len(run._scheduler.rows)
     assert len(failures) == 2
@@ -139,7 +139,7 @@ def test_an_observer_that_raises_costs_no_tokens(name):
     while not run.done:
         try:
             for block in run.step():
-                texts[block.row] += block.token_ids
+                texts[block.request_id] += block.token_ids
         except ZeroDivisionError:
             assert len(calls) == 2
     assert texts == [alone(name, number)[0] for number in range(2)]
@@ -177,8 +177,8 @@ def test_a_nan_fails_its_own_row_and_does_not_stay_in_its_seat(name):
     texts, failed = [[], [], []], []
     while not run.done:
         for block in run.step():
-            texts[block.row] += block.token_ids
-            failed += [block.row] if block.finish_reason == "error" else []
+            texts[block.request_id] += block.token_ids
+            failed += [block.request_id] if block.finish_reason == "error" else []
     assert failed == [1]
     assert isinstance(run.errors[1], NumericalError)
     assert "request 1" in str(run.errors[1])
@@ -203,7 +203,7 @@ def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
     run.end(1)
     while not run.done:
         for block in run.step():
-            texts[block.row] += block.token_ids
+            texts[block.request_id] += block.token_ids
     assert not run.errors
     sound = Engine(target, DRAFTERS[name](small))
     for number in (0, 2):

@@ -122,7 +122,7 @@ def test_requests_that_come_while_others_run(lag, monkeypatch):
             if len(run.phases) < 6 and run.stats.engine_steps == 3:
                 run.submit_all(requests[3:6])
             for block in run.step():
-                found[block.row] += block.token_ids
+                found[block.request_id] += block.token_ids
         return found
 
     eager, graphed = engines("tree")

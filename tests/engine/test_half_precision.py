@@ -47,7 +47,7 @@ def test_texts_do_not_depend_on_copied_prompts(held_out):
         texts = [[] for _ in prompts]
         while not run.done:
             for block in run.step():
-                texts[block.row] += block.token_ids
+                texts[block.request_id] += block.token_ids
         return texts, sum(map(run.cached, range(len(prompts))))
 
     expected, nothing = written(None)

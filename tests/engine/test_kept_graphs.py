@@ -125,10 +125,10 @@ def texts(engine, waves, rows=3):
         run.submit_all(wave)
         for _ in range(4):
             for block in run.step():
-                found.setdefault(block.row, []).extend(block.token_ids)
+                found.setdefault(block.request_id, []).extend(block.token_ids)
     while not run.done:
         for block in run.step():
-            found.setdefault(block.row, []).extend(block.token_ids)
+            found.setdefault(block.request_id, []).extend(block.token_ids)
     return found, run
 
 

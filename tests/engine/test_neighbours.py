@@ -27,7 +27,7 @@ def first(requests, drafter, rule, planner):
     run = EngineRun(Engine(TARGET, drafter, rule, planner(), COSTS), 3, 400)
     run.submit_all(requests)
     run.close()
-    return [token for block in run if block.row == 0 for token in block.token_ids]
+    return [token for block in run if block.request_id == 0 for token in block.token_ids]
 
 
 def differ(drafter, rule, planner, seeds=3):

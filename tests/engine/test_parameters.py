@@ -294,7 +294,7 @@ def test_a_grammar_holds_on_chains_trees_and_copies(temperature):
             prompts, how, StopConditions(24, (2,))
         )
         for block in run:
-            out[block.row] += block.token_ids
+            out[block.request_id] += block.token_ids
         texts.append(out)
         for row in every:
             for end in range(len(out[row])):
@@ -333,7 +333,7 @@ def test_coupled_text_with_every_parameter_equals_plain_decoding(shape):
             prompts, how, StopConditions(20, (2,))
         )
         for block in run:
-            out[block.row] += block.token_ids
+            out[block.request_id] += block.token_ids
         return out, run.stats
 
     plain, _ = text(Root())
@@ -383,7 +383,7 @@ def test_the_law_with_penalties_is_exact(drafted):
         ]
         out = [[] for _ in range(500)]
         for block in engine.run([prompt] * 500, settings, StopConditions(3)):
-            out[block.row] += block.token_ids
+            out[block.request_id] += block.token_ids
         for text in out:
             seen[tuple(text)] += 1
     rare = [t for t in expected if expected[t] * count < 5]
@@ -413,5 +413,5 @@ def test_transformers_processors_and_prefix_functions_work_per_row():
         [[5], [6, 7]], SamplingParams(1, seed=0, processors=both), StopConditions(9)
     )
     for block in run:
-        assert {token % 10 for token in block.token_ids} == {block.row}
+        assert {token % 10 for token in block.token_ids} == {block.request_id}
     assert chain(1).nodes == 2

@@ -27,8 +27,8 @@ def test_requests_wait_for_a_seat_in_order():
     assert run.phases == [RequestStatus.RUNNING] * 2 + [RequestStatus.WAITING] * 4
     order = []
     for block in run:
-        if block.row not in order:
-            order.append(block.row)
+        if block.request_id not in order:
+            order.append(block.request_id)
     assert order == numbers
     assert run.phases == [RequestStatus.ENDED] * 6
     assert list(run) == []
@@ -50,11 +50,11 @@ def test_a_request_can_be_cancelled_in_every_phase(monkeypatch):
     run.step()
     assert run.phases[reading] is RequestStatus.PREFILLING
     run.end(reading)
-    assert [block.row for block in run.step()] == [first, waiting]
+    assert [block.request_id for block in run.step()] == [first, waiting]
     assert run.phases[waiting] is RequestStatus.RUNNING
     run.end(first, "stop")
     texts = list(run)
-    assert {block.row for block in texts} == {waiting}
+    assert {block.request_id for block in texts} == {waiting}
     assert run.reasons == ["stop", "cancelled", "length", "cancelled"]
     cancelled = RequestStatus.CANCELLED
     assert run.phases == [RequestStatus.ENDED, cancelled, RequestStatus.ENDED, cancelled]
@@ -119,7 +119,7 @@ def test_what_a_run_refuses():
 def test_what_is_kept_is_what_counts():
     run = EngineRun(engine_of("chain"), 2, CAPACITY)
     numbers = [run.submit(Request(p, SamplingParams(0), StopConditions(30))) for p in PROMPTS[:2]]
-    told = sum(len(block.token_ids) for block in run.step() if block.row == numbers[0])
+    told = sum(len(block.token_ids) for block in run.step() if block.request_id == numbers[0])
     run.end(numbers[0], "stop", keep=told - 1)
     list(run)
     assert run.requests[0].new_tokens == told - 1

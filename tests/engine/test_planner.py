@@ -59,7 +59,7 @@ def step(state, view, kept):
     shape = Adaptive().plan(state, view)
     most = [shape.max_depth] * len(view.rows) if shape.most_B is None else shape.most_B.tolist()
     blocks = [
-        block(row.number, min(each, depth), depth)
+        block(row.request_id, min(each, depth), depth)
         for row, each, depth in zip(view.rows, kept, most, strict=True)
     ]
     took = state.costs.milliseconds(shape.max_nodes, len(view.rows), 1)
@@ -137,7 +137,7 @@ def test_what_a_drafter_foresees_is_what_counts():
         for gains in ((0.0,), (0.0, 0.9), (0.0, 0.9, 1.8, 2.6, 3.3), (0.0, 0.05, 0.1, 0.1, 0.1))
     ]
     assert seen == [0, 1, 4, 0]
-    assert state.wait.over() is False  # who foresees needs no looks
+    assert state.backoff.over() is False  # who foresees needs no looks
 
 
 def test_rows_of_a_batch_are_planned_together_where_no_text_depends_on_it():
@@ -175,9 +175,13 @@ def alone_and_beside(planner_view, kept):
 @pytest.mark.parametrize("kept", [[4, 0, 0], [0, 4, 4], [2, 0, 4]])
 def test_a_row_whose_text_depends_on_the_plan_is_planned_by_itself(kept):
     """Neighbours may share its seed: their verdicts tell its noise."""
-    alone, beside = alone_and_beside(BatchView(rows_of(3, (7,)), max_num_seqs=3, free=False), kept)
+    alone, beside = alone_and_beside(
+        BatchView(rows_of(3, (7,)), max_num_seqs=3, ignores_drafts=False), kept
+    )
     assert alone == beside
-    together = alone_and_beside(BatchView(rows_of(3, (7,)), max_num_seqs=3, free=True), kept)
+    together = alone_and_beside(
+        BatchView(rows_of(3, (7,)), max_num_seqs=3, ignores_drafts=True), kept
+    )
     assert together[0] != together[1]  # what the comparison would show
 
 
@@ -185,7 +189,7 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
     """Steps with drafts take twice what the table says; plain ones as long as it says."""
     depths = {}
     for free in (True, False):
-        state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(1), free=free)
+        state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(1), ignores_drafts=free)
         depths[free] = 0
         for number in range(200):
             shape = Adaptive().plan(state, view)
@@ -308,7 +312,7 @@ def first_text(engine, others):
     for prompt in PROMPTS[: 1 + others]:
         run.submit(Request(prompt, SamplingParams(1.0, seed=7), StopConditions(60)))
     run.close()
-    return [block.token_ids for block in run if block.row == 0]
+    return [block.token_ids for block in run if block.request_id == 0]
 
 
 def test_a_text_that_depends_on_the_plan_does_not_depend_on_its_neighbours(monkeypatch):
@@ -318,7 +322,7 @@ def test_a_text_that_depends_on_the_plan_does_not_depend_on_its_neighbours(monke
     alone = first_text(engine, 0)
     assert len({len(ids) for ids in alone}) > 2
     assert first_text(engine, 2) == first_text(engine, 1) == alone
-    monkeypatch.setattr(EngineRun, "_free", lambda run, requests: True)
+    monkeypatch.setattr(EngineRun, "_ignores_drafts", lambda run, requests: True)
     assert first_text(engine, 2) != first_text(engine, 0)  # planned together it would
 
 

@@ -40,14 +40,14 @@ def played(state, view, kept, steps):
     """
     depths = []
     for _ in range(steps):
-        same = [row.number for row in state.view.rows] == [row.number for row in view.rows]
+        same = [row.request_id for row in state.view.rows] == [row.request_id for row in view.rows]
         if same and state.rest:
             state.rest, shape = state.rest - 1, PLAIN
         else:
             shape = Adaptive().plan(state, view)
         depth = shape.max_depth
         blocks = [
-            StepOutput(row.number, [5] * (min(most, depth) + 1), min(most, depth), None, depth)
+            StepOutput(row.request_id, [5] * (min(most, depth) + 1), min(most, depth), None, depth)
             for row, most in zip(view.rows, kept, strict=True)
         ]
         took = state.costs.milliseconds(shape.max_nodes, len(view.rows))
@@ -76,7 +76,7 @@ def test_a_batch_begins_with_what_an_earlier_one_has_shown():
 
     assert first(BatchView(rows_of(12), 12)) == 0
     assert first(BatchView(rows_of(12, temperature=0.0), 12)) > 0
-    assert first(BatchView(rows_of(12), 12, free=False)) > 0
+    assert first(BatchView(rows_of(12), 12, ignores_drafts=False)) > 0
     assert Adaptive().plan(Adaptive().open(CHAIN, COSTS), BatchView(rows_of(12), 12)).max_depth > 0
 
 
@@ -242,7 +242,7 @@ def kept_of(planner):
         if number == 4:
             run.submit(Request(PROMPTS[2], SamplingParams(0), StopConditions(30)))
         for block in run.step():
-            texts.setdefault(block.row, []).extend(block.token_ids)
+            texts.setdefault(block.request_id, []).extend(block.token_ids)
     return run.stats.accepted / max(run.stats.drafted, 1), texts
 
 
@@ -288,7 +288,7 @@ def test_what_is_read_first_has_to_be_worth_it(usual, budget, unread, drafts):
     view = BatchView(rows_of(4, budget), 4, unread=unread)
     state = Adaptive().open(CHAIN, READING)
     for _ in range(3):
-        state.credit.lengths.append(usual)
+        state.reading_budget.lengths.append(usual)
     assert (Adaptive().plan(state, view).max_depth > 0) == drafts
 
 

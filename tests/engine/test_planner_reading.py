@@ -42,7 +42,7 @@ class Requests:
         while wrote < end:
             rows = [PlannedRow(0, request, prompt + wrote)]
             shape = self.planner.plan(
-                state, BatchView(rows, free=not self.temperature, unread=unread)
+                state, BatchView(rows, ignores_drafts=not self.temperature, unread=unread)
             )
             depth = shape.max_depth
             got = min(self.kept(depth), end - wrote - 1)

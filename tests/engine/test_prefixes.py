@@ -45,7 +45,7 @@ def texts(engine, prompts, prefixes, max_num_seqs=3, budget=9):
     run.close()
     found = [[] for _ in prompts]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found, [run.cached(number) for number in range(len(prompts))]
 
 
@@ -101,7 +101,7 @@ def test_copies_come_in_beside_those_who_run(monkeypatch):
     run.step()
     numbers = run.submit_all([Request([*HEAD, 7], SamplingParams(0), StopConditions(60))] * 2)
     blocks = run.step()
-    assert {block.row for block in blocks} == {0, *numbers}
+    assert {block.request_id for block in blocks} == {0, *numbers}
     assert [run.cached(number) for number in numbers] == [len(HEAD)] * 2
 
 

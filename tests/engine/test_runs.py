@@ -35,7 +35,7 @@ class Script:
             assert self.run.submit(REQUESTS[self.who[-1]]) == len(self.who) - 1
         if action == "step":
             for block in self.run.step():
-                self.texts[block.row] += block.token_ids
+                self.texts[block.request_id] += block.token_ids
         open_ = [n for n, reason in enumerate(self.run.reasons) if reason is None]
         if action in ("cancel", "end") and open_:
             number = open_[pick % len(open_)]
@@ -152,7 +152,7 @@ def test_a_long_prompt_is_not_read_to_by_short_ones(monkeypatch):
     run = engine.run(prompts, SamplingParams(0), StopConditions(4))
     texts = [[] for _ in prompts]
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     assert sum(counted) <= 1.15 * sum(len(prompt) for prompt in prompts)
     for prompt, text in zip(prompts, texts, strict=True):
         assert text == [
@@ -181,7 +181,7 @@ def test_a_prompt_is_read_in_pieces_between_the_steps_of_others(monkeypatch):
     steps, other = 0, []
     while run.reasons[late] is None:
         for block in run.step():
-            (other if block.row == late else text).extend(block.token_ids)
+            (other if block.request_id == late else text).extend(block.token_ids)
         if run.phases[late] is RequestStatus.PREFILLING:
             steps += 1
     assert steps >= len(LONG) // 16 - 1
@@ -222,7 +222,7 @@ def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
             waiting = [n for n in texts if run.reason(n) is None]
             run.end(waiting[-1])
         for block in run.step():
-            texts[block.row] += block.token_ids
+            texts[block.request_id] += block.token_ids
         for number in [n for n in texts if run.reason(n) is not None]:
             stats = run.release(number)
             assert stats.new_tokens == len(texts.pop(number))

@@ -62,11 +62,11 @@ def test_a_planner_chooses_among_the_shapes_and_no_exact_text_changes(name):
     run = engine.run(PROMPTS, how, StopConditions(30))
     texts = [[] for _ in PROMPTS]
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     plain = Engine(target, Root(), "match").run(PROMPTS, how, StopConditions(30))
     expected = [[] for _ in PROMPTS]
     for block in plain:
-        expected[block.row] += block.token_ids
+        expected[block.request_id] += block.token_ids
     assert texts == expected
     assert planner.costs == costs
     assert planner.learnt == 30 * len(PROMPTS)
@@ -108,7 +108,7 @@ def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
 
     class Looking(Turns):
         def plan(self, state, view):
-            looked.append([(row.number, row.length, row.foresee()[1]) for row in view.rows])
+            looked.append([(row.request_id, row.length, row.foresee()[1]) for row in view.rows])
             return state[0][0]
 
     engine = Engine(target, Seer(DraftModel(small, (1, 1))), None, Looking())

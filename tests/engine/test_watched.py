@@ -33,7 +33,7 @@ def told(places, drafter=None):
     run.close()
     texts = {number: [] for number in range(len(PROMPTS))}
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     return [run.prompt_logits(number) for number in range(len(PROMPTS))], texts, run
 
 
@@ -78,7 +78,7 @@ def test_each_request_is_told_of_the_law_it_asks_for():
     run.close()
     said = [([], [], []) for _ in wanted]
     for block in run:
-        ids, logs, tops = said[block.row]
+        ids, logs, tops = said[block.request_id]
         ids += block.token_ids
         logs += block.logprobs or []
         tops += block.likeliest or []

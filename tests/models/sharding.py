@@ -43,7 +43,7 @@ def decoded(asked):
         for number in [n for n, step in cancel.items() if step == steps]:
             run.end(number)
         for block in run.step():
-            texts[block.row] += block.token_ids
+            texts[block.request_id] += block.token_ids
         steps += 1
         if "go" in asked and steps == 2:
             with open(asked["go"], "w"):

@@ -167,7 +167,7 @@ def test_the_chain_fallback_is_exact(name):
         for block in Engine(target, drafter, verifiers.get("match")).run(
             prompts, [SamplingParams(0.9, seed=1), SamplingParams(0)], ends
         ):
-            out[block.row] += block.token_ids
+            out[block.request_id] += block.token_ids
         return out
 
     plain = text(tree, Root())
@@ -216,7 +216,7 @@ def test_every_family_on_a_cuda_device():
             out = [[], []]
             engine = Engine(target, drafter, verifiers.get("match"))
             for block in engine.run(prompts, how, StopConditions(14)):
-                out[block.row] += block.token_ids
+                out[block.request_id] += block.token_ids
             return out
 
         plain = text(Root())

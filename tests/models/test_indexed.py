@@ -97,7 +97,7 @@ def test_greedy_text_equals_generate_with_trees_and_without():
         engine = Engine(target, drafter, verifiers.get("match"))
         texts = [[], []]
         for block in engine.run(prompts, [SamplingParams(0.0)] * 2, StopConditions(12)):
-            texts[block.row] += block.token_ids
+            texts[block.request_id] += block.token_ids
         assert texts == expected
 
 

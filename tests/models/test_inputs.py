@@ -113,7 +113,7 @@ def decode(drafter, sampling, limits=None, max_num_seqs=3):
     run.close()
     texts = [[], [], []]
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     return texts, run.stats
 
 
@@ -182,7 +182,7 @@ def test_each_source_is_encoded_once_and_known_states_never_again():
     for block in Engine(target, Root()).run(
         prompts, SamplingParams(0), StopConditions(9), inputs=kept
     ):
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     assert Counting.read == 3
     assert texts == [
         line[:9] for line in decode(DRAFTERS["root"], SamplingParams(0), [StopConditions(9)] * 3)[0]

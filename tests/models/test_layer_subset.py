@@ -107,7 +107,7 @@ def texts(kind, target, drafter, how, rule=None, rows=3):
     run = Engine(target, drafter, rule).run(prompts, how, StopConditions(20), inputs=inputs)
     found = [[] for _ in prompts]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found, run.stats
 
 

@@ -159,7 +159,7 @@ def test_rows_that_join_leave_and_begin_alike(lean):
     run.close()
     texts = {at: [] for at in numbers.values()}
     for block in run:
-        texts[numbers[block.row]] += block.token_ids
+        texts[numbers[block.request_id]] += block.token_ids
     for at, (name, text) in enumerate(wanted):
         alone = lean.alone[name].plain().engine
         every = alone.run([text], SamplingParams(0), StopConditions(4 + 3 * (at % 4)))

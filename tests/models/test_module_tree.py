@@ -62,7 +62,7 @@ def texts(model, drafter, prompts):
     )
     found = [[] for _ in prompts]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found
 
 

@@ -69,7 +69,7 @@ def texts(target, drafter, requests, max_num_seqs, prefixes=None):
     run.close()
     found = [[] for _ in requests]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found
 
 
@@ -154,7 +154,7 @@ def test_rows_with_states_and_pictures_come_and_go(script):
 
     def step():
         for block in run.step():
-            found[block.row] += block.token_ids
+            found[block.request_id] += block.token_ids
 
     for action, pick in script:
         left = [number for number, reason in enumerate(run.reasons) if reason is None]

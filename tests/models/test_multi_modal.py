@@ -115,7 +115,7 @@ def texts(target, drafter, requests, max_num_seqs=None, prefixes=None):
     run.close()
     found = [[] for _ in requests]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found
 
 
@@ -175,7 +175,7 @@ def test_rows_with_pictures_come_and_go(script, kind):
 
     def step():
         for block in run.step():
-            found[block.row] += block.token_ids
+            found[block.request_id] += block.token_ids
 
     for action, pick in script:
         left = [number for number, reason in enumerate(run.reasons) if reason is None]
@@ -320,7 +320,7 @@ def test_only_its_own_request_fails_for_pictures_that_do_not_fit():
     found = [[], []]
     while not run.done:
         for block in run.step():
-            found[block.row] += block.token_ids
+            found[block.request_id] += block.token_ids
     assert found == [[], expected(kind)[1]]
     assert run.reasons[0] == "error"
     with pytest.raises(PromptError, match="as many as the prompt has places for"):

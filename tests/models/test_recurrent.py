@@ -148,7 +148,7 @@ def written(target, drafter, requests, max_num_seqs=3, rule=None):
     run.close()
     found = [[] for _ in requests]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found, run.stats
 
 

@@ -114,7 +114,7 @@ def test_from_outside_a_state_that_keeps_what_was_rejected_is_seen(monkeypatch):
         settings = [SamplingParams(3.0, seed=next(seed)) for _ in prompts]
         tokens = [[] for _ in prompts]
         for block in engine.run(prompts, settings, StopConditions(32)):
-            tokens[block.row] += block.token_ids
+            tokens[block.request_id] += block.token_ids
         return tokens
 
     good = foreign(sample, target, PROMPTS, HOT, SMALL)
@@ -140,7 +140,7 @@ def test_several_texts_of_a_prompt_are_those_of_their_seeds(kind):
         run.close()
         found = [[] for _ in params]
         for block in run:
-            found[block.row] += block.token_ids
+            found[block.request_id] += block.token_ids
         return found, [run.cached(row) for row in range(len(params))]
 
     each = [texts(Root(), [one], 1)[0][0] for one in params]

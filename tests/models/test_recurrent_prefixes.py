@@ -68,7 +68,7 @@ def texts(engine, prompts, prefixes, max_num_seqs=2, budget=9, **more):
     run.close()
     found = [[] for _ in prompts]
     for block in run:
-        found[block.row] += block.token_ids
+        found[block.request_id] += block.token_ids
     return found, [run.cached(number) for number in range(len(prompts))]
 
 

@@ -28,7 +28,7 @@ def text_of(speculator, prompts=((2,), (2, 9)), sampling=None, inputs=None):
     run = speculator.engine.run(list(map(list, prompts)), how, StopConditions(12), inputs=rows)
     texts = [[] for _ in prompts]
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     return texts, run.stats
 
 

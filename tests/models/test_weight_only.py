@@ -137,7 +137,7 @@ def test_texts_of_every_drafter_are_plain_decodings(dtype, monkeypatch):
         run = made.engine.run(PROMPTS, [SamplingParams(0)] * len(PROMPTS), StopConditions(20))
         found = [[] for _ in PROMPTS]
         for block in run:
-            found[block.row] += block.token_ids
+            found[block.request_id] += block.token_ids
         return found
 
     plain = texts(drafter="root")

@@ -35,7 +35,7 @@ def texts(engine, prompts, limits, inputs):
     run = engine.run(prompts, GREEDY, limits, inputs=inputs)
     out = [[] for _ in prompts]
     for block in run:
-        out[block.row] += block.token_ids
+        out[block.request_id] += block.token_ids
     return out, run.stats
 
 

@@ -108,7 +108,7 @@ def test_rows_that_join_are_cancelled_or_stop_have_the_text_of_the_row_alone(spe
         if number == 2:
             assert run.submit_all(requests[4:]) == [4, 5]
             run.close()
-        if block.row == CANCELLED and run.reasons[CANCELLED] is None:
+        if block.request_id == CANCELLED and run.reasons[CANCELLED] is None:
             run.end(CANCELLED)
     done = stream.result().completions
     for row, (completion, text) in enumerate(zip(done, alone, strict=True)):

@@ -144,7 +144,7 @@ def test_text_in_text_out_and_blocks_on_the_way():
     blocks = list(stream)
     assert stream.result().texts == done.texts
     for row, text in enumerate(done.texts):
-        assert "".join(block.text for block in blocks if block.row == row) == text
+        assert "".join(block.text for block in blocks if block.request_id == row) == text
     plain = speculator.plain().generate(texts, GREEDY, END)
     assert plain.texts == done.texts
     assert speculator.generate(texts[0], GREEDY, END).texts == done.texts[:1]

@@ -97,17 +97,17 @@ class SourceStats:
         best = max(gain - cost for gain, cost in zip(self.gains(depth), nodes, strict=True))
         return self.worth.chance(bucket(self.streak + 1)) >= best
 
-    def saw_copies(self, tree: HostTree, tokens: Sequence[int]) -> None:
+    def observe_copies(self, tree: HostTree, tokens: Sequence[int]) -> None:
         """The text went on with these tokens, whoever drafted them."""
         kept, whole = followed(tree, tokens)
         cost = max(len(tree.tokens) - 1 - FREE, 0) * NODE
-        self.worth.saw(bucket(self.streak + 1), kept - cost)
+        self.worth.observe(bucket(self.streak + 1), kept - cost)
         self.streak = self.streak + kept if whole and kept else 0
 
-    def saw_model(self, depth: int, kept: int) -> None:
+    def observe_model(self, depth: int, kept: int) -> None:
         """The model drafted so many tokens."""
         for at in range(min(kept + 1, depth)):
-            self.chances.saw(at, at < kept)
+            self.chances.observe(at, at < kept)
 
 
 def followed(tree: HostTree, tokens: Sequence[int]) -> tuple[int, bool]:
@@ -233,10 +233,10 @@ class Either:
         each = zip(memory.text.rows, memory.sides.rows, copied, added, nodes, strict=True)
         for row, sides, by_copies, tokens, drafted in each:
             grown = self.copies.foreseen(row)
-            sides.saw_copies(grown.first(_worthy(grown)), tokens)
+            sides.observe_copies(grown.first(_worthy(grown)), tokens)
             sides.drafted = not by_copies and drafted > 0
             if not by_copies:
-                sides.saw_model(drafted, len(tokens) - 1)
+                sides.observe_model(drafted, len(tokens) - 1)
             # what was read is the model's own draft: of a copy only the pending token is known
             ahead = len(tokens) - 1 if by_copies else 0
             sides.unread = ahead if read else sides.unread + len(tokens)

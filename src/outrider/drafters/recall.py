@@ -173,12 +173,12 @@ class RecallRow:
             copy, size = tokens[text.place], bucket(text.match)
             place = row.index(copy) if copy in row else WIDTH
             first = size * WIDTH
-            self.copied.saw(size * (WIDTH + 1) + place, copy == token)
+            self.copied.observe(size * (WIDTH + 1) + place, copy == token)
         elif not row:
             row, first = self.instead, _INSTEAD * WIDTH
         for k, likely in enumerate(row):
             if k != place:
-                self.recycled.saw(first + k, likely == token)
+                self.recycled.observe(first + k, likely == token)
 
 
 class Most(NamedTuple):

@@ -57,7 +57,7 @@ class SuffixRow:
         text, odds = self.text, self.odds
         for token in tokens:
             if text.match:
-                odds.saw(bucket(text.match), text.tokens[text.place] == token)
+                odds.observe(bucket(text.match), text.tokens[text.place] == token)
             text.push(token)
 
 

@@ -66,7 +66,7 @@ class DraftWatch:
 
     >>> watch = DraftWatch()
     >>> refused = StepOutput(0, [5], 0, None, drafted=3)
-    >>> [watch.saw([refused]) for _ in range(LOOKS)].index(True), watch.saw([refused])
+    >>> [watch.observe([refused]) for _ in range(LOOKS)].index(True), watch.observe([refused])
     (31, False)
     """
 
@@ -75,7 +75,7 @@ class DraftWatch:
         self.over = False  #: whether a token was kept, or it has been told that none was
         self.why = ""  #: what was told
 
-    def saw(self, blocks: Sequence[StepOutput]) -> bool:
+    def observe(self, blocks: Sequence[StepOutput]) -> bool:
         """Count a step's blocks; whether none of all was kept and it is to be told now."""
         if self.over:
             return False

@@ -1,9 +1,9 @@
 """Requests being decoded: they come and go while others run, one step of all after another.
 
     run = EngineRun(engine, max_num_seqs=8)
-    number = run.submit(Request(prompt, ...))
+    request_id = run.submit(Request(prompt, ...))
     blocks = run.step()
-    run.end(number, "cancelled")
+    run.end(request_id, "cancelled")
 
 The loop, as long as a request is not over:
 
@@ -122,7 +122,7 @@ class EngineRun(Iterator[StepOutput]):
     # ------------------------------------------------------------------ requests come and go
 
     def submit(self, request: Request) -> int:
-        """Queue a request; its number. Raises its error at once if it cannot be decoded here."""
+        """Queue a request; its id. Raises its error at once if it cannot be decoded here."""
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[Request]) -> list[int]:
@@ -132,21 +132,21 @@ class EngineRun(Iterator[StepOutput]):
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
         target, shaped = self.engine.target, False
-        for number, request in enumerate(requests, self._requests.count):
-            check(request, number, target, self._reads)
+        for request_id, request in enumerate(requests, self._requests.count):
+            check(request, request_id, target, self._reads)
             limit, size = request.end(target.context)[0], len(request.prompt)
             if limit + self._size > self.capacity:
                 raise CapacityError(
-                    f"prompt {number} needs {size} tokens + budget {limit - size} + {self._size} "
-                    f"tree nodes, but capacity={self.capacity}; raise capacity or lower "
-                    "max_new_tokens"
+                    f"prompt {request_id} needs {size} tokens + budget {limit - size} + "
+                    f"{self._size} tree nodes, but capacity={self.capacity}; raise capacity or "
+                    "lower max_new_tokens"
                 )
             if self.engine.graphs is True:
-                graphs.check(request.sampling, number)
+                graphs.check(request.sampling, request_id)
             shaped = shaped or request.sampling.shapes
         if shaped:
             requests = self._validated(requests)
-        numbers = []
+        request_ids = []
         for request in requests:
             sampling = request.sampling
             if sampling.temperature:
@@ -155,9 +155,9 @@ class EngineRun(Iterator[StepOutput]):
                     self._graphed = self.engine.graphed(self.rule, self._graphed)
             if sampling.seed is None:
                 request = replace(request, sampling=replace(sampling, seed=fresh_seed()))
-            numbers.append(self._requests.add(request))
-        self._scheduler.queue.waiting += numbers
-        return numbers
+            request_ids.append(self._requests.add(request))
+        self._scheduler.queue.waiting += request_ids
+        return request_ids
 
     def _validated(self, requests: Sequence[Request]) -> list[Request]:
         """The requests with logits processors as they can be called at tree nodes."""
@@ -177,27 +177,27 @@ class EngineRun(Iterator[StepOutput]):
         """Take no more requests."""
         self._closed = True
 
-    def end(self, number: int, reason: str = "cancelled", keep: int | None = None) -> None:
+    def end(self, request_id: int, reason: str = "cancelled", keep: int | None = None) -> None:
         """End a request from outside: a stop string, a closed connection.
 
         `keep` is how many of its tokens count, all that were told by default. One that ended by
         itself can still be cut, as its last block may hold a stop string. Raises ConfigurationError
         for a request that was ended from outside before, or failed, or is not there.
         """
-        self._requests.check_end(number, reason)
-        waits = self._requests.entries[number].phase is RequestStatus.WAITING
-        self._requests.end(number, reason, keep)
+        self._requests.check_end(request_id, reason)
+        waits = self._requests.entries[request_id].phase is RequestStatus.WAITING
+        self._requests.end(request_id, reason, keep)
         if waits:
-            self._scheduler.queue.waiting.remove(number)
+            self._scheduler.queue.waiting.remove(request_id)
         if self.done:
             self._mark = 0.0
 
-    def release(self, number: int) -> RequestStats:
+    def release(self, request_id: int) -> RequestStats:
         """Keep nothing of a request that is over, for runs that never end; its statistics.
 
         Raises ConfigurationError for one that is not over, or not there.
         """
-        stats = self._requests.forget(number)
+        stats = self._requests.forget(request_id)
         if self.done:  # no turn will come
             self._learn(self._outputs.read())
             self._scheduler.leave()
@@ -226,15 +226,15 @@ class EngineRun(Iterator[StepOutput]):
         """Why each request is over, None while it is not."""
         return [entry.reason for entry in self._requests.entries.values()]
 
-    def reason(self, number: int) -> str | None:
+    def reason(self, request_id: int) -> str | None:
         """Why a request is over, None while it is not."""
-        self._requests.check(number)
-        return self._requests.entries[number].reason
+        self._requests.check(request_id)
+        return self._requests.entries[request_id].reason
 
-    def cached(self, number: int) -> int:
+    def cached(self, request_id: int) -> int:
         """How many tokens of a request's prompt were copied from one that was read before."""
-        self._requests.check(number)
-        return self._requests.entries[number].stats.cached_tokens
+        self._requests.check(request_id)
+        return self._requests.entries[request_id].stats.cached_tokens
 
     @property
     def requests(self) -> list[RequestStats]:
@@ -245,14 +245,14 @@ class EngineRun(Iterator[StepOutput]):
     def errors(self) -> dict[int, Exception]:
         """The errors of requests that failed."""
         entries = self._requests.entries.items()
-        return {number: entry.error for number, entry in entries if entry.error is not None}
+        return {request_id: entry.error for request_id, entry in entries if entry.error is not None}
 
-    def prompt_logits(self, number: int) -> Tensor | None:
+    def prompt_logits(self, request_id: int) -> Tensor | None:
         """The model's logits [V] behind the watched place of a request's prompt.
 
         They are told once, and are there from the first block on; None if it watches no place.
         """
-        entry = self._requests.entries[number]
+        entry = self._requests.entries[request_id]
         logits, entry.watched_V = entry.watched_V, None
         return logits
 
@@ -277,7 +277,7 @@ class EngineRun(Iterator[StepOutput]):
                 raise StopIteration
             self._turn()
         block = self._requests.ready.popleft()
-        error = self._requests.entries[block.row].error
+        error = self._requests.entries[block.request_id].error
         if error is not None and block.finish_reason == "error":
             raise error
         return block
@@ -298,18 +298,19 @@ class EngineRun(Iterator[StepOutput]):
         """Rows that are over leave, prompts are read, newcomers get a row, and all make a step."""
         self._mark = self._mark or time.perf_counter()
         entries, rows = self._requests.entries, self._scheduler.rows
-        if self._outputs.lag and any(entries[number].cut for number in rows):
+        if self._outputs.lag and any(entries[request_id].cut for request_id in rows):
             self._learn(self._outputs.read())  # what is unread tells whether their rows are clean
         self._scheduler.leave()
         if self._requests.forgotten:
             self._requests.sweep(self._scheduler.named + self._outputs.named)
-        free = None if isinstance(self.engine.planner, FixedLength) else self._free
+        rests = not isinstance(self.engine.planner, FixedLength)
+        ignores_drafts = self._ignores_drafts if rests else None
         try:
-            reading = self._scheduler.arrive(free)
+            reading = self._scheduler.arrive(ignores_drafts)
         except (MemoryError, RuntimeError) as error:
             if not self.engine.spare(error):
                 raise
-            reading = self._scheduler.arrive(free)
+            reading = self._scheduler.arrive(ignores_drafts)
         if self._scheduler.rows:
             self._step()
         over = not self._requests.left
@@ -371,9 +372,9 @@ class EngineRun(Iterator[StepOutput]):
                 if self.engine.mixed is not None:  # what a draft model may have drafted, no copies
                     asked = self.engine.mixed.by_model(batch.memory)
                     each = zip(self._scheduler.rows, asked, strict=True)
-                    rows = {number for number, by_model in each if by_model}
-                    blocks = [block for block in blocks if block.row in rows]
-                if watch.saw(blocks):
+                    rows = {request_id for request_id, by_model in each if by_model}
+                    blocks = [block for block in blocks if block.request_id in rows]
+                if watch.observe(blocks):
                     context, row = batch.context, 0
                     self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
             self._plan = self.engine.planner.learn(self._plan, step)
@@ -396,44 +397,44 @@ class EngineRun(Iterator[StepOutput]):
         stats.replays += did == "replayed"
         return made
 
-    def _free(self, requests: Sequence[Request]) -> bool:
+    def _ignores_drafts(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
         greedy = all(request.sampling.temperature == 0 for request in requests)
         return verifiers.ignores_drafts(self.rule, greedy)
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""
-        numbers, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
+        request_ids, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
         if rests:
-            plan = self._plan if self._planned == numbers else None
+            plan = self._plan if self._planned == request_ids else None
             self._rests = False
             if isinstance(plan, AdaptiveState) and plan.rest:
                 plan.rest -= 1
                 self._rests = True
                 return PLAIN
-            self._planned = list(numbers)
+            self._planned = list(request_ids)
             self._learn(())
         foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
         foresee: Callable[[], Sequence[float]] | None = None
         if foreseeing is not None:
             all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
         rows, requests, limited = [], [], False
-        for at, number in enumerate(numbers):
-            entry = self._requests.entries[number]
+        for at, request_id in enumerate(request_ids):
+            entry = self._requests.entries[request_id]
             if foreseeing is not None:
                 foresee = partial(lambda at: all_rows()[at], at)
             requests.append(entry.request)
             limited = limited or entry.request.num_speculative_tokens is not None
-            rows.append(PlannedRow(number, entry.request, entry.length, foresee))
-        free = self._free(requests)
+            rows.append(PlannedRow(request_id, entry.request, entry.length, foresee))
+        ignores_drafts = self._ignores_drafts(requests)
         queue, unread = self._scheduler.queue, batch.context.unread
         closed, dropped = self._closed and not queue.waiting, bool(self.engine.watch.why)
         if mixed is not None:  # copies go on without the model
             if dropped and rests:
-                alone = [at for at, row in enumerate(rows) if self._free([row.request])]
+                alone = [at for at, row in enumerate(rows) if self._ignores_drafts([row.request])]
                 mixed.drop(batch.memory, alone)
             unread, dropped = mixed.reads(batch.memory), False
-        view = BatchView(rows, queue.max_num_seqs, free, closed, unread, dropped)
+        view = BatchView(rows, queue.max_num_seqs, ignores_drafts, closed, unread, dropped)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if shape not in shapes and shape._replace(most_B=None, sizes=None) not in shapes:

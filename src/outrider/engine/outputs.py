@@ -81,7 +81,7 @@ class Trace:
 class StepOutput:
     """The tokens that one step emitted for one request; `finish_reason` if that was its last."""
 
-    row: int  #: the request's number
+    request_id: int  #: as `submit` returned it
     token_ids: list[int]
     accepted: int  #: how many of them were drafted; the last one of an uncut block is the target's
     finish_reason: str | None
@@ -235,7 +235,7 @@ class RequestState:
 
 @dataclass
 class RequestTable:
-    """The requests of a run by number, their counts and the run's, and what is to be told."""
+    """The requests of a run by id, their counts and the run's, and what is to be told."""
 
     entries: dict[int, RequestState] = field(default_factory=dict)
     count: int = 0  #: requests so far, those that are forgotten included
@@ -245,85 +245,85 @@ class RequestTable:
     forgotten: set[int] = field(default_factory=set)  #: to be dropped
 
     def add(self, request: Request) -> int:
-        """A new request, waiting; its number."""
-        size, number = len(request.prompt), self.count
-        self.entries[number] = RequestState(request, RequestStats(prompt_tokens=size), size)
+        """A new request, waiting; its id."""
+        size, request_id = len(request.prompt), self.count
+        self.entries[request_id] = RequestState(request, RequestStats(prompt_tokens=size), size)
         self.stats.prompt_tokens += size
         self.left += 1
         self.count += 1
-        return number
+        return request_id
 
-    def forget(self, number: int) -> RequestStats:
+    def forget(self, request_id: int) -> RequestStats:
         """Keep nothing of a request that is over once nobody names it any more; its statistics."""
-        self.check(number)
-        entry = self.entries[number]
+        self.check(request_id)
+        entry = self.entries[request_id]
         if not entry.over:
             raise ConfigurationError(
-                f"request {number} is not over; got forget({number}); end it first"
+                f"request {request_id} is not over; got forget({request_id}); end it first"
             )
-        self.forgotten.add(number)
+        self.forgotten.add(request_id)
         return entry.stats
 
     def sweep(self, named: Sequence[int]) -> None:
         """Drop what is to be forgotten, but for requests that rows or prompts under way name."""
-        for number in self.forgotten.difference(named):
-            del self.entries[number]
+        for request_id in self.forgotten.difference(named):
+            del self.entries[request_id]
         self.forgotten.intersection_update(named)
 
-    def check(self, number: int) -> None:
-        """Refuse a number that names no request: ConfigurationError."""
-        if not arguments.is_whole(number) or number not in self.entries:
+    def check(self, request_id: int) -> None:
+        """Refuse an id that names no request: ConfigurationError."""
+        if not arguments.is_whole(request_id) or request_id not in self.entries:
             raise ConfigurationError(
-                f"no request {number!r}: this run has {len(self.entries)}; give a number that "
+                f"no request {request_id!r}: this run has {len(self.entries)}; give an id that "
                 "submit returned"
             )
 
-    def check_end(self, number: int, reason: str) -> None:
+    def check_end(self, request_id: int, reason: str) -> None:
         """Refuse to end what is not there, or was ended or failed before: ConfigurationError."""
-        self.check(number)
-        entry = self.entries[number]
+        self.check(request_id)
+        entry = self.entries[request_id]
         if entry.cut or entry.error is not None:
             raise ConfigurationError(
-                f"request {number} is over already ({entry.reason}); got end({number}, "
+                f"request {request_id} is over already ({entry.reason}); got end({request_id}, "
                 f"{reason!r}); end it once"
             )
 
-    def end(self, number: int, reason: str, keep: int | None) -> None:
+    def end(self, request_id: int, reason: str, keep: int | None) -> None:
         """End a request from outside and count the tokens it keeps; what was not told is dropped.
 
         `keep=None` keeps all that were told.
         """
-        entry = self.entries[number]
+        entry = self.entries[request_id]
         told = entry.stats.new_tokens
-        told -= sum(len(block.token_ids) for block in self.ready if block.row == number)
+        told -= sum(len(block.token_ids) for block in self.ready if block.request_id == request_id)
         if keep is not None:
             if not arguments.is_whole(keep) or not 0 <= keep <= told:
                 raise ConfigurationError(
-                    f"keep must be a number of tokens that request {number} has told, at most "
+                    f"keep must be a number of tokens that request {request_id} has told, at most "
                     f"{told}; got {keep!r}; leave it out to keep them all"
                 )
             told = keep
-        self.ready = deque(block for block in self.ready if block.row != number)
+        self.ready = deque(block for block in self.ready if block.request_id != request_id)
         self.stats.new_tokens -= entry.stats.new_tokens - told
         entry.stats.new_tokens, entry.cut = told, True
         self._over(
             entry, RequestStatus.CANCELLED if reason == "cancelled" else RequestStatus.ENDED, reason
         )
 
-    def fail(self, number: int, error: Exception) -> StepOutput:
+    def fail(self, request_id: int, error: Exception) -> StepOutput:
         """Its own error, and nobody else's; its last block."""
-        entry = self.entries[number]
+        entry = self.entries[request_id]
         entry.error = error
         self._over(entry, RequestStatus.FAILED, "error")
-        return StepOutput(number, [], 0, "error")
+        return StepOutput(request_id, [], 0, "error")
 
-    def blame(self, number: int, error: ProcessorError) -> None:
+    def blame(self, request_id: int, error: ProcessorError) -> None:
         """Fail the request whose logits processor raised."""
         cause = error.__cause__
         assert isinstance(cause, Exception)
-        length = self.entries[number].length
-        cause.add_note(f"in a logits processor of request {number} after {length} tokens")
-        self.ready.append(self.fail(number, cause))
+        length = self.entries[request_id].length
+        cause.add_note(f"in a logits processor of request {request_id} after {length} tokens")
+        self.ready.append(self.fail(request_id, cause))
 
     def _over(self, entry: RequestState, phase: RequestStatus, reason: str) -> None:
         if not entry.over:
@@ -337,14 +337,14 @@ class RequestTable:
     def record(self, output: InFlightOutput) -> list[StepOutput]:
         """Read what a step emitted, count it for its requests, and make it ready."""
         block, blocks = output.block.lists or output.read(), []
-        for at, number in enumerate(output.requests):
-            entry = self.entries[number]
+        for at, request_id in enumerate(output.requests):
+            entry = self.entries[request_id]
             fault = block.reason[at] == FAULT
             entry.poisoned = entry.poisoned or fault
             if entry.over:
                 continue
             if fault:
-                blocks.append(self.fail(number, _without_logprobs(number, entry)))
+                blocks.append(self.fail(request_id, _without_logprobs(request_id, entry)))
                 continue
             ids = block.tokens[at][: block.emitted[at]]
             entry.length += len(ids)
@@ -359,7 +359,7 @@ class RequestTable:
             if reason is not None:
                 self._over(entry, RequestStatus.ENDED, reason)
             accepted, drafted = min(block.accepted[at], len(ids)), block.drafted[at]
-            told = StepOutput(number, ids, accepted, reason, drafted)
+            told = StepOutput(request_id, ids, accepted, reason, drafted)
             if output.traced[at] or output.wanted[at] is not None:
                 told = output.explained(at, told)
             blocks.append(told)
@@ -367,10 +367,10 @@ class RequestTable:
         return blocks
 
 
-def _without_logprobs(number: int, entry: RequestState) -> NumericalError:
+def _without_logprobs(request_id: int, entry: RequestState) -> NumericalError:
     """What may have left a request without a law, the likeliest first."""
     models = "the target or draft model returned NaN or +inf, or masked every token"
-    where, do = f"request {number} after {entry.length} tokens", "check weights and dtype"
+    where, do = f"request {request_id} after {entry.length} tokens", "check weights and dtype"
     if entry.request.sampling.shapes:
         models = f"bans, rules or processors of its sampling left no token, or {models}"
         do = f"loosen those, or {do}"
@@ -396,21 +396,21 @@ class OutputProcessor:
     @property
     def named(self) -> list[int]:
         """The requests that outputs on their way still name."""
-        return [number for output in self.in_flight for number in output.requests]
+        return [request_id for output in self.in_flight for request_id in output.requests]
 
-    def collect(self, made: GraphedStep, numbers: Sequence[int]) -> InFlightOutput:
+    def collect(self, made: GraphedStep, request_ids: Sequence[int]) -> InFlightOutput:
         """What a step emitted for these requests, its rows, on its way to the host."""
         wanted, traced = [], []
         logprobs: dict[Logprobs, StepLogprobs] = {}
-        for number in numbers:
-            request = self.requests.entries[number].request
+        for request_id in request_ids:
+            request = self.requests.entries[request_id].request
             asked = request.logprobs
             if asked is not None and asked not in logprobs:
                 logprobs[asked] = gather_logprobs(made.scores, made.verdict, made.block, asked)
             wanted.append(asked)
             traced.append(self.trace or request.trace)
         output = InFlightOutput(
-            made.block, made.draft, made.verdict, list(numbers), traced, wanted, logprobs
+            made.block, made.draft, made.verdict, list(request_ids), traced, wanted, logprobs
         )
         if output.block.lists is None or logprobs or any(traced):
             output.send()
@@ -420,7 +420,9 @@ class OutputProcessor:
         """A step is done, in so many seconds: read it, or the one before it while it is running."""
         output.seconds = seconds
         self.in_flight.append(output)
-        if self.lag and all(self.requests.entries[number].over for number in output.requests):
+        if self.lag and all(
+            self.requests.entries[request_id].over for request_id in output.requests
+        ):
             return self.read()
         return self.read(self.lag)
 

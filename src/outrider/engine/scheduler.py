@@ -21,7 +21,7 @@ MOST_TOKENS = 1024  #: of all of them
 RESTS = 8  #: tokens that a draft model has not read when it is taken to rest
 
 #: Whether no text of these requests depends on what is drafted, nor on when a draft model reads.
-Free = Callable[[Sequence[Request]], bool]
+IgnoresDrafts = Callable[[Sequence[Request]], bool]
 
 
 @dataclass
@@ -82,15 +82,15 @@ class Scheduler:
         """The requests that have a row, and those whose prompts are being read."""
         return self.rows + (self._prefill[0] if self._prefill is not None else [])
 
-    def requests(self, numbers: Sequence[int]) -> list[Request]:
-        """The requests with these numbers."""
-        return [self.table.entries[number].request for number in numbers]
+    def requests(self, request_ids: Sequence[int]) -> list[Request]:
+        """The requests of these ids."""
+        return [self.table.entries[request_id].request for request_id in request_ids]
 
     def leave(self) -> None:
         """Rows that are over leave: rows from the end move into their places."""
         rows, entries, over = self.queue.rows, self.table.entries, []
-        for row, number in enumerate(rows):
-            if entries[number].over:
+        for row, request_id in enumerate(rows):
+            if entries[request_id].over:
                 over.append(row)
         if not over:
             return
@@ -115,46 +115,48 @@ class Scheduler:
             batch = batch._replace(context=batch.context._replace(sampling=plain))
         self.batch = batch
 
-    def arrive(self, free: Free | None = None) -> float:
+    def arrive(self, ignores_drafts: IgnoresDrafts | None = None) -> float:
         """Read prompts of those who wait: all of them while nobody runs, else a share of them.
 
         The more wait the more is read between two steps: a product takes less time a row the more
         rows it has, and a step of few rows, while they wait, about as long as one of many.
-        `free`: the drafter may rest where it holds (None: it drafts in every step). Returns the
-        seconds that it took.
+        `ignores_drafts`: the drafter may rest where it holds (None: it drafts in every step).
+        Returns the seconds that it took.
         """
         if self._prefill is None and not self.queue.waiting:
             return 0.0
         started = time.perf_counter()
         left = None if not self.queue.rows else self._share()
-        while self._prefill is not None or self._call(free):
+        while self._prefill is not None or self._call(ignores_drafts):
             assert self._prefill is not None
-            numbers, prefill = self._prefill
+            request_ids, prefill = self._prefill
             before = prefill.read
             entries, alive = self.table.entries, []
-            for at, number in enumerate(numbers):
-                if not entries[number].over:
+            for at, request_id in enumerate(request_ids):
+                if not entries[request_id].over:
                     alive.append(at)
             try:
                 newcomers = prefill.step(left) if alive else None
             except PromptError as error:  # images that do not fit the prompt: its own, no other's
                 self._prefill = None
-                self.table.ready += [self.table.fail(number, error) for number in numbers]
+                self.table.ready += [
+                    self.table.fail(request_id, error) for request_id in request_ids
+                ]
                 continue
             if alive and newcomers is None:
                 break
             if newcomers is not None:
                 if prefill.watched_BV is not None:
                     for at in alive:
-                        entries[numbers[at]].watch(prefill.watched_BV, at)
-                joining = numbers
-                if len(alive) < len(numbers):
+                        entries[request_ids[at]].watch(prefill.watched_BV, at)
+                joining = request_ids
+                if len(alive) < len(request_ids):
                     newcomers = newcomers.take(alive)
-                    joining = [numbers[at] for at in alive]
+                    joining = [request_ids[at] for at in alive]
                 self._join(joining, newcomers)
             self._prefill = None  # not before they joined: what fails on the way is tried again
             if left is not None:
-                left -= len(numbers) * (prefill.read - before)
+                left -= len(request_ids) * (prefill.read - before)
                 if left < CHUNK // 2:  # too few to be worth a call
                     break
         return time.perf_counter() - started
@@ -162,19 +164,19 @@ class Scheduler:
     def _share(self) -> int:
         """How many tokens of prompts are read between two steps."""
         reading = len(self._prefill[0]) if self._prefill is not None else 0
-        free = self.queue.max_num_seqs - len(self.queue.rows)
-        return min(CHUNK * min(reading + len(self.queue.waiting), free), MOST_TOKENS)
+        num_free = self.queue.max_num_seqs - len(self.queue.rows)
+        return min(CHUNK * min(reading + len(self.queue.waiting), num_free), MOST_TOKENS)
 
-    def _call(self, free: Free | None) -> bool:
+    def _call(self, ignores_drafts: IgnoresDrafts | None) -> bool:
         """Begin to read the next in the queue, with those behind it who fit and are as long."""
         queue, entries = self.queue, self.table.entries
         ahead: list[int] = []  # who get a row
         prompts: list[tuple[int, ...]] = []
-        for number in islice(queue.waiting, queue.max_num_seqs - len(queue.rows)):
-            request = entries[number].request
+        for request_id in islice(queue.waiting, queue.max_num_seqs - len(queue.rows)):
+            request = entries[request_id].request
             if request.media is not None and ahead:  # who has images is read alone
                 break
-            ahead.append(number)
+            ahead.append(request_id)
             prompts.append(request.key)
             if request.media is not None:
                 break
@@ -186,21 +188,21 @@ class Scheduler:
             names = [request.lora_name for request in self.requests(ahead)]
             some = self.prefixes.together(self.target, prompts, names)
             lengths = [lengths[at] for at in some]
-        numbers, requests, others = [], [], dict(zip(ahead, prompts, strict=True))
+        request_ids, requests, others = [], [], dict(zip(ahead, prompts, strict=True))
         for group in groups(lengths):
             for at in sorted(group) if 0 in group else ():
-                number = ahead[some[at]]
-                numbers.append(number)
-                requests.append(entries[number].request)
-                del others[number]
-        later, waiting = self._later(requests, free), list(others.values())
+                request_id = ahead[some[at]]
+                request_ids.append(request_id)
+                requests.append(entries[request_id].request)
+                del others[request_id]
+        later, waiting = self._later(requests, ignores_drafts), list(others.values())
         prefill = Prefill(
             self.target, self.drafter, requests, self.capacity, self.prefixes, later, waiting
         )
-        self._prefill = numbers, prefill
-        for number in numbers:
-            queue.waiting.remove(number)
-            entry = entries[number]
+        self._prefill = request_ids, prefill
+        for request_id in request_ids:
+            queue.waiting.remove(request_id)
+            entry = entries[request_id]
             entry.move(RequestStatus.PREFILLING)
             entry.stats.cached_tokens = prefill.copied
         return True
@@ -210,38 +212,38 @@ class Scheduler:
         `most` tokens. And with the one that all rows have: these do not count."""
         assert self.batch is not None
         lengths = []
-        for number in self.rows:
-            lengths.append(self.table.entries[number].length)
+        for request_id in self.rows:
+            lengths.append(self.table.entries[request_id].length)
         bound = min(max(lengths) + in_flight * most, self.capacity - most)
         unread = min(self.batch.context.unread, bound)  # longer rows may have left
         context = self.batch.context._replace(bound=bound, unread=unread, least=min(lengths))
         return self.batch._replace(context=context)
 
-    def _later(self, newcomers: Sequence[Request], free: Free | None) -> bool:
+    def _later(self, newcomers: Sequence[Request], ignores_drafts: IgnoresDrafts | None) -> bool:
         """Whether a draft model leaves these prompts for its first draft, which may never come.
 
         That is what a drafter at rest will have to do anyway; one at work would read every row
         anew for their sake. Heads are told the target's states of a prompt once.
         """
-        if free is None or self.drafter.aux_layers:
+        if ignores_drafts is None or self.drafter.aux_layers:
             return False
         if not self.rows:  # what is kept of other prompts is copied now or never
-            return self.prefixes is None and free(newcomers)
+            return self.prefixes is None and ignores_drafts(newcomers)
         if self.batch is None or self.batch.context.unread < RESTS:
             return False
-        return free([*newcomers, *self.requests(self.rows)])
+        return ignores_drafts([*newcomers, *self.requests(self.rows)])
 
-    def _join(self, numbers: list[int], newcomers: Batch) -> None:
+    def _join(self, request_ids: list[int], newcomers: Batch) -> None:
         """Join behind those who run: the newcomers' slots are copied, nobody else's."""
-        if self.batch is None and len(numbers) == self.queue.max_num_seqs:
+        if self.batch is None and len(request_ids) == self.queue.max_num_seqs:
             self.batch = newcomers
         else:
             if self.batch is None:
                 self.batch = slab(self.target, self.drafter, self.queue.max_num_seqs, self.capacity)
             first = len(self.queue.rows)
-            self.batch = self.batch.put(range(first, first + len(numbers)), newcomers)
-        self.queue.rows += numbers
-        for number in numbers:
-            entry = self.table.entries[number]
+            self.batch = self.batch.put(range(first, first + len(request_ids)), newcomers)
+        self.queue.rows += request_ids
+        for request_id in request_ids:
+            entry = self.table.entries[request_id]
             entry.move(RequestStatus.RUNNING)
             entry.started = time.perf_counter()

@@ -239,7 +239,7 @@ class GenerateCall:
         )
 
     def _take(self, block: StepOutput) -> None:
-        row, tracker = block.row, self.tracker
+        row, tracker = block.request_id, self.tracker
         for token in block.token_ids:
             ended = tracker.add(row, token)
             if self.streamer is not None:

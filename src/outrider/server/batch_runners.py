@@ -33,7 +33,7 @@ class TranscriptionRequest:
 class TranscriptionOutput(NamedTuple):
     """What one step has brought of a recording; `finish_reason` and the transcript at its end."""
 
-    row: int  #: the request's number
+    request_id: int
     segments: list[Segment]
     finish_reason: str | None = None
     transcript: Transcript | None = None
@@ -56,38 +56,38 @@ class TranscriptionRunner:
         return not self._going
 
     def submit(self, request: TranscriptionRequest) -> int:
-        """Take a recording; its number. Raises what the model cannot honour."""
+        """Take a recording; its id. Raises what the model cannot honour."""
         self._going[self._count] = self._begin(request)
         self._count += 1
         return self._count - 1
 
     def step(self) -> list[TranscriptionOutput]:
         """A turn of each; what it brought, and who is over."""
-        return [self._turn(number, one) for number, one in list(self._going.items())]
+        return [self._turn(request_id, one) for request_id, one in list(self._going.items())]
 
-    def _turn(self, number: int, one: AnyTranscription) -> TranscriptionOutput:
+    def _turn(self, request_id: int, one: AnyTranscription) -> TranscriptionOutput:
         try:
             segments = one.step()
         except Exception as error:  # this recording's own
-            self.errors[number] = error
-            del self._going[number]
-            return TranscriptionOutput(number, [], "error")
+            self.errors[request_id] = error
+            del self._going[request_id]
+            return TranscriptionOutput(request_id, [], "error")
         if not one.done:
-            return TranscriptionOutput(number, segments)
-        del self._going[number]
+            return TranscriptionOutput(request_id, segments)
+        del self._going[request_id]
         if one.errors:
-            self.errors[number] = one.errors[0]
-            return TranscriptionOutput(number, segments, "error")
-        return TranscriptionOutput(number, segments, "stop", one.transcripts[0])
+            self.errors[request_id] = one.errors[0]
+            return TranscriptionOutput(request_id, segments, "error")
+        return TranscriptionOutput(request_id, segments, "stop", one.transcripts[0])
 
-    def end(self, number: int, reason: str) -> None:
-        self._going.pop(number, None)
+    def end(self, request_id: int, reason: str) -> None:
+        self._going.pop(request_id, None)
 
-    def release(self, number: int) -> None:
+    def release(self, request_id: int) -> None:
         """Keep nothing of a recording that is over."""
-        self.errors.pop(number, None)
+        self.errors.pop(request_id, None)
 
-    def cached(self, number: int) -> int:
+    def cached(self, request_id: int) -> int:
         """Nothing of a recording is copied."""
         return 0
 
@@ -124,7 +124,7 @@ class PromptScores:
         return not self._going
 
     def submit(self, request: Request) -> int:
-        """Take a prompt; its number. Raises what is wrong with it."""
+        """Take a prompt; its id. Raises what is wrong with it."""
         check(request, self._count, self._target, False)
         assert request.logprobs is not None
         cache = self._target.open(1, self._target.width(len(request.prompt)))
@@ -136,11 +136,11 @@ class PromptScores:
     def step(self) -> list[StepOutput]:
         """Read a piece of each prompt; the blocks of those that are read."""
         over = []
-        for number, one in list(self._going.items()):
+        for request_id, one in list(self._going.items()):
             self._read(one)
             if one.read + 1 >= len(one.request.prompt):
-                del self._going[number]
-                logs = StepOutput(number, [], 0, "length", 0, None, one.logs, one.likeliest)
+                del self._going[request_id]
+                logs = StepOutput(request_id, [], 0, "length", 0, None, one.logs, one.likeliest)
                 over.append(logs)
         return over
 
@@ -163,13 +163,13 @@ class PromptScores:
         one.likeliest += [list(zip(ids, values, strict=True)) for ids, values in rows]
         one.read = stop
 
-    def end(self, number: int, reason: str) -> None:
-        self._going.pop(number, None)
+    def end(self, request_id: int, reason: str) -> None:
+        self._going.pop(request_id, None)
 
-    def release(self, number: int) -> None:
+    def release(self, request_id: int) -> None:
         """Keep nothing of a prompt that is read."""
-        self.errors.pop(number, None)
+        self.errors.pop(request_id, None)
 
-    def cached(self, number: int) -> int:
+    def cached(self, request_id: int) -> int:
         """Nothing of a prompt is copied: what is asked for is what the model says of all of it."""
         return 0

@@ -96,18 +96,18 @@ class BatchRunner(Protocol):
         """Of requests that failed."""
 
     def submit(self, request: Any) -> int:
-        """Take a request; its number."""
+        """Take a request; its id."""
 
     def step(self) -> Sequence[StepOutput | TranscriptionOutput]:
         """One step of all of them, and what it brought; the last block of each says why it ends."""
 
-    def end(self, number: int, reason: str) -> None:
+    def end(self, request_id: int, reason: str) -> None:
         """Nobody wants it any more."""
 
-    def release(self, number: int) -> object:
+    def release(self, request_id: int) -> object:
         """Keep nothing of a request that is over."""
 
-    def cached(self, number: int) -> int:
+    def cached(self, request_id: int) -> int:
         """Tokens of its prompt that were copied from another one."""
 
 
@@ -116,7 +116,7 @@ class _Scheduled:
     """A request that has a row."""
 
     asked: EngineRequest
-    number: int  #: in its lane's run
+    request_id: int  #: in its lane's run
     scheduled: float
     begun: bool = False  #: whether any of its answer has come
 
@@ -258,12 +258,12 @@ class EngineLoop(threading.Thread):
             key = asked.key
             now = time.monotonic()
             try:
-                number = self._run(asked.lane).submit(asked.request)
+                request_id = self._run(asked.lane).submit(asked.request)
             except Exception as error:  # this request's own
                 own = _of_a_row(error)
                 self._outputs.append(EngineOutput(key, error=own, over=True, scheduled=now))
             else:
-                self._running[key] = _Scheduled(asked, number, now)
+                self._running[key] = _Scheduled(asked, request_id, now)
             del self._waiting[key]
 
     def _run(self, lane: str) -> BatchRunner:
@@ -276,14 +276,16 @@ class EngineLoop(threading.Thread):
         began = time.perf_counter()
         blocks = run.step()
         seconds = time.perf_counter() - began
-        scheduled = {one.number: one for one in self._running.values() if one.asked.lane == lane}
+        scheduled = {
+            one.request_id: one for one in self._running.values() if one.asked.lane == lane
+        }
         step = _timing(scheduled, blocks, seconds)
         for block in blocks:
-            one = scheduled.get(block.row)
+            one = scheduled.get(block.request_id)
             if one is None or one.asked.key not in self._running:
                 continue
-            cached, reason = run.cached(block.row), block.finish_reason
-            error = _of_a_row(run.errors[block.row]) if reason == "error" else None
+            cached, reason = run.cached(block.request_id), block.finish_reason
+            error = _of_a_row(run.errors[block.request_id]) if reason == "error" else None
             over, key = reason is not None, one.asked.key
             self._outputs.append(EngineOutput(key, block, error, over, step, one.scheduled, cached))
             one.begun, step = True, None
@@ -303,13 +305,13 @@ class EngineLoop(threading.Thread):
             del self._waiting[key]
             return None
         run = self._runs[one.asked.lane]
-        run.end(one.number, reason)
+        run.end(one.request_id, reason)
         self._leave(one, run)
         return one.scheduled
 
     def _leave(self, one: _Scheduled, run: BatchRunner) -> None:
         del self._running[one.asked.key]
-        run.release(one.number)
+        run.release(one.request_id)
 
     def _flush(self) -> None:
         if self._outputs:
@@ -343,7 +345,7 @@ def _timing(
         return None
     tokens = sum(len(block.token_ids) for block in wrote)
     for block in wrote:
-        one = scheduled.get(block.row)
+        one = scheduled.get(block.request_id)
         if one is not None and not one.begun and isinstance(one.asked.request, Request):
             tokens += len(one.asked.request.asked)
     return StepTiming(seconds, tokens, 1 + max(block.drafted for block in wrote))

@@ -185,18 +185,18 @@ class PromptedTranscription(SegmentStream):
     def _step(self) -> None:
         started, busy = time.perf_counter(), list(self._rows.values())
         for block in self._run.step():
-            window = self._rows.get(block.row)
+            window = self._rows.get(block.request_id)
             if window is None:
                 continue
             window.tokens += block.token_ids
             window.logprobs += block.logprobs or []
             if block.finish_reason is None:
                 continue
-            del self._rows[block.row]
+            del self._rows[block.request_id]
             window.recording.running -= 1
-            window.recording.stats.decoded.add(self._run.requests[block.row])
+            window.recording.stats.decoded.add(self._run.requests[block.request_id])
             if block.finish_reason == "error":
-                self._fail(window.recording, self._run.errors[block.row])
+                self._fail(window.recording, self._run.errors[block.request_id])
             else:
                 self._written(window)
         share = 1e3 * (time.perf_counter() - started) / max(len(busy), 1)

@@ -145,10 +145,10 @@ class WindowDecoder:
 
     def drop(self, jobs: Sequence[WindowRequest]) -> None:
         """Nobody wants these any more."""
-        for number, job in list(self._of.items()):
-            if job in jobs and self.run.reasons[number] is None:
-                self.run.end(number)
-        self._of = {number: job for number, job in self._of.items() if job not in jobs}
+        for request_id, job in list(self._of.items()):
+            if job in jobs and self.run.reasons[request_id] is None:
+                self.run.end(request_id)
+        self._of = {request_id: job for request_id, job in self._of.items() if job not in jobs}
         self._searching = [one for one in self._searching if one[0] not in jobs]
         self.jobs = [job for job in self.jobs if job not in jobs]
 
@@ -157,18 +157,18 @@ class WindowDecoder:
         started = time.perf_counter()
         busy, over = list(self.jobs), self._search()
         for block in self.run.step():
-            job = self._of.get(block.row)
+            job = self._of.get(block.request_id)
             if job is None:
                 continue
-            tokens, logs = job._told[block.row]
+            tokens, logs = job._told[block.request_id]
             tokens += block.token_ids
             logs += block.logprobs or []
             if block.finish_reason is None:
                 continue
-            job._left.discard(block.row)
-            job.decoded.add(self.run.requests[block.row])
+            job._left.discard(block.request_id)
+            job.decoded.add(self.run.requests[block.request_id])
             if block.finish_reason == "error":
-                job.error = self.run.errors[block.row]
+                job.error = self.run.errors[block.request_id]
             if job.error is not None or (not job._left and self._ended(job)):
                 over.append(job)
         share = 1e3 * (time.perf_counter() - started) / max(len(busy), 1)
@@ -213,10 +213,10 @@ class WindowDecoder:
             check(requests[0], len(self._searching), target, target.reads != "text")
             self._searching.append((job, requests[0]))
             return
-        numbers = self.run.submit_all(requests)
-        job._told = {number: ([], []) for number in numbers}
-        job._left = set(numbers)
-        self._of |= dict.fromkeys(numbers, job)
+        request_ids = self.run.submit_all(requests)
+        job._told = {request_id: ([], []) for request_id in request_ids}
+        job._left = set(request_ids)
+        self._of |= dict.fromkeys(request_ids, job)
 
     def _sampling(self, temperature: float, seed: int) -> SamplingParams:
         return SamplingParams(
@@ -230,8 +230,8 @@ class WindowDecoder:
     def _ended(self, job: WindowRequest) -> bool:
         """Whether what its rows wrote will do."""
         watched = self.run.prompt_logits(min(job._told))
-        for number in job._told:
-            self._of.pop(number, None)
+        for request_id in job._told:
+            self._of.pop(request_id, None)
         return self._settled(job, list(job._told.values()), watched)
 
     def _settled(

@@ -99,7 +99,7 @@ def decode(
     )
     rows: list[list[int]] = [[] for _ in prompts]
     for block in run:
-        rows[block.row].extend(block.token_ids)
+        rows[block.request_id].extend(block.token_ids)
     return rows, run
 
 
@@ -112,7 +112,7 @@ def finished(
     run.close()
     texts: list[list[int]] = [[] for _ in requests]
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     return texts, run
 
 

@@ -76,9 +76,9 @@ class TextBlock:
     block: StepOutput  #: the tokens up to a stop string, with the trace if one was asked for
 
     @property
-    def row(self) -> int:
-        """The request's number."""
-        return self.block.row
+    def request_id(self) -> int:
+        """The request's id."""
+        return self.block.request_id
 
     @property
     def token_ids(self) -> list[int]:
@@ -417,7 +417,7 @@ class Stream(Iterator[TextBlock]):
         """Decode to the end. Rows without stop strings become text once, not block by block."""
         try:
             for block in self.run:
-                answer = self._answers[block.row]
+                answer = self._answers[block.request_id]
                 if answer.watched:
                     self._end_if_stopped(answer, answer.append(block))
                 else:
@@ -429,13 +429,13 @@ class Stream(Iterator[TextBlock]):
 
     def __next__(self) -> TextBlock:
         block = next(self.run)
-        answer = self._answers[block.row]
+        answer = self._answers[block.request_id]
         return self._end_if_stopped(answer, answer.append(block))
 
     def _end_if_stopped(self, answer: IncrementalText, block: TextBlock) -> TextBlock:
         """End the row of an answer that a stop string has ended."""
         if answer.stopped:
-            self.run.end(block.row, "stop", keep=len(answer.tokens))
+            self.run.end(block.request_id, "stop", keep=len(answer.tokens))
         return block
 
     def result(self) -> Generation:

@@ -83,8 +83,8 @@ class _ScoredRow:
         pending = root.length - 1
         self.below = np.zeros(capacity, dtype=np.bool_)  #: what the prompt's last token sees
         self.below[:pending] = True
-        self.free = list(range(pending, capacity))
-        heapify(self.free)
+        self.free_slots = list(range(pending, capacity))
+        heapify(self.free_slots)
         self.scored: dict[Prefix, _Scored] = {}
         self.logits: dict[Prefix, Tensor] = {}
         self.logs: dict[Prefix, Tensor] = {}
@@ -93,7 +93,7 @@ class _ScoredRow:
         """A slot for a text whose parent has one."""
         above = self.below if text is self.root else self.scored[_parent(text)].seen
         slot = self.spare()
-        heappop(self.free)
+        heappop(self.free_slots)
         seen = above.copy()
         seen[slot] = True
         placed = self.scored[text] = _Scored(slot, seen)
@@ -101,12 +101,12 @@ class _ScoredRow:
 
     def spare(self) -> int:
         """The first slot that is free."""
-        if not self.free:
+        if not self.free_slots:
             raise CapacityError(
                 f"a beam search needs more than its {len(self.below)} slots; raise capacity, or "
                 "use fewer beams or less speculation"
             )
-        return self.free[0]
+        return self.free_slots[0]
 
 
 def _parent(text: Prefix) -> Prefix:
@@ -197,7 +197,7 @@ class PrefixScorer:
 
     def room(self, row: int) -> int:
         """How many more texts of a row could be scored now."""
-        return len(self.rows[row].free) - NARROW
+        return len(self.rows[row].free_slots) - NARROW
 
     def shaped(self, row: int) -> bool:
         """Whether a row's log-probabilities are changed: they may exceed 0 then."""
@@ -260,7 +260,7 @@ class PrefixScorer:
                 placed = row.place(text)
                 tokens[number, node], at[number, node] = text.token, text.length - 1
                 slots[number, node], seen[number, node] = placed.slot, placed.seen
-            self.slots = max(self.slots, self.capacity - len(row.free))
+            self.slots = max(self.slots, self.capacity - len(row.free_slots))
             spare = row.spare()  # one slot for them all: nobody looks at what they write
             slots[number, len(texts) :] = spare
             seen[number, len(texts) :, spare] = True
@@ -296,7 +296,7 @@ class PrefixScorer:
             while node in here.scored and node not in alive:
                 if any(below in here.scored or below in alive for below in node.children.values()):
                     break
-                heappush(here.free, here.scored.pop(node).slot)
+                heappush(here.free_slots, here.scored.pop(node).slot)
                 if node is here.root:
                     break
                 node = _parent(node)

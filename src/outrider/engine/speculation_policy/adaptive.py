@@ -15,10 +15,12 @@ import torch
 
 from outrider.costs import Costs
 from outrider.engine.speculation_policy.estimates import (
+    BET,
     FIRST,
     LEVEL,
+    SUREST,
     Backoff,
-    ReadingCredit,
+    ReadingBudget,
     RowMemory,
     SharedEstimates,
 )
@@ -48,13 +50,17 @@ class AdaptiveState:
     """What a run of `Adaptive` has shown so far."""
 
     def __init__(
-        self, costs: Costs, before: SharedEstimates, credit: ReadingCredit, prices: CostModel
+        self,
+        costs: Costs,
+        before: SharedEstimates,
+        reading_budget: ReadingBudget,
+        prices: CostModel,
     ) -> None:
         self.drafts, self.deepest = prices.drafts, prices.deepest
         self.prices, self.costs = prices, costs
         self.rows: dict[int, RowMemory] = {}
         self.before, self.pool = before, SharedEstimates(before)
-        self.wait, self.credit = Backoff(), credit
+        self.backoff, self.reading_budget = Backoff(), reading_budget
         self.view, self.context = BatchView(()), 0  #: of the step under way
         self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
@@ -66,11 +72,11 @@ class AdaptiveState:
 
     def memory(self, row: PlannedRow) -> RowMemory:
         """What is remembered of a row."""
-        found = self.rows.get(row.number)
-        if found is None:
+        memory = self.rows.get(row.request_id)
+        if memory is None:
             greedy = row.request.sampling.temperature == 0
-            found = self.rows[row.number] = RowMemory(greedy)
-        return found
+            memory = self.rows[row.request_id] = RowMemory(greedy)
+        return memory
 
     def own(self, memory: RowMemory, drafted: int, told_late: bool) -> DraftShape:
         """What one row was asked for, whatever its neighbours were.
@@ -80,7 +86,7 @@ class AdaptiveState:
         if not drafted:
             return PLAIN
         if not told_late:
-            return memory.asked
+            return memory.shape
         return next((shape for shape in self.drafts if shape.max_nodes > drafted), self.drafts[-1])
 
 
@@ -107,8 +113,8 @@ class Adaptive:
     _before: SharedEstimates = field(
         init=False, repr=False, compare=False, default_factory=SharedEstimates
     )
-    _credit: ReadingCredit = field(
-        init=False, repr=False, compare=False, default_factory=ReadingCredit
+    _reading_budget: ReadingBudget = field(
+        init=False, repr=False, compare=False, default_factory=ReadingBudget
     )
     #: Of the last run's shapes and costs, one at most.
     _prices: list[tuple[Sequence[DraftShape], CostModel]] = field(
@@ -129,30 +135,37 @@ class Adaptive:
             drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
             prices = CostModel(costs, drafts)
         self._prices[:] = [(shapes, prices)]
-        return AdaptiveState(costs, self._before, self._credit, prices)
+        return AdaptiveState(costs, self._before, self._reading_budget, prices)
 
     def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
         rows, state.rest = view.rows, 0
         state.view, state.context = view, max(rows, key=_LENGTH).length
-        if not state.drafts or (view.dropped and view.free):
+        if not state.drafts or (view.dropped and view.ignores_drafts):
             return PLAIN
         if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
-            state.rows = {row.number: state.memory(row) for row in rows}
+            state.rows = {row.request_id: state.memory(row) for row in rows}
         state.reading = state.prices.read_on(view.unread, len(rows))
-        if len(rows) == 1 and view.free and rows[0].foresee is not None and not state.reading:
+        if (
+            len(rows) == 1
+            and view.ignores_drafts
+            and rows[0].foresee is not None
+            and not state.reading
+        ):
             prices = state.prices.of(1, state.context, corrected=True)
             memory = state.memory(rows[0])
-            best = memory.worth(rows[0], state.drafts, prices)
+            best = _foreseen(memory, rows[0], state.drafts, prices)
             if best >= 0:
                 return state.drafts[best]
             memory.vain += 1
             state.rest = min(memory.vain // VAIN_LOOKS, LONGEST_REST)
             return PLAIN
-        if view.free and state.rests and state.rests == _who(state):
+        if view.ignores_drafts and state.rests and state.rests == _who(state):
             return state.drafts[0] if _due(state, state.loses) else PLAIN
         levels: Sequence[float] = (LEVEL, LEVEL)
-        if view.free:  # what a row shows is its own already: alone it is not told it once more
+        if (
+            view.ignores_drafts
+        ):  # what a row shows is its own already: alone it is not told it once more
             levels = (state.pool if len(rows) > 1 else state.before).level.chances
         memories, gains = [], []
         for row in rows:
@@ -160,7 +173,7 @@ class Adaptive:
             memories.append(memory)
             level = levels[memory.greedy]
             gains.append(memory.gains(row, state.drafts, state.deepest, level))
-        if not view.free:
+        if not view.ignores_drafts:
             return _apart(state, memories, gains)
         best = _jointly(state, memories, gains)
         return PLAIN if best < 0 else state.drafts[best]
@@ -171,47 +184,49 @@ class Adaptive:
         if not view.rows:
             return state
         rows, context = len(view.rows), state.context
-        took = plain = prices.of(rows, context, corrected=view.free).plain
+        took = plain = prices.of(rows, context, corrected=view.ignores_drafts).plain
         if step.nodes > 1:
-            took = prices.step(step.nodes, rows, context, corrected=view.free)
+            took = prices.step(step.nodes, rows, context, corrected=view.ignores_drafts)
         plain_steps = took / plain
         reading = state.reading if step.depth else 0.0
         state.predicted += took + reading
         state.steps += 1
         state.bare += step.nodes == 1
-        if step.nodes == 1 and view.free:
-            state.credit.steps += 1
+        if step.nodes == 1 and view.ignores_drafts:
+            state.reading_budget.steps += 1
         for block in step.blocks:
-            memory = state.rows.get(block.row)
+            memory = state.rows.get(block.request_id)
             if memory is None:
                 continue
             depth = step.depth
-            if not view.free:  # its own part alone: what it took for others is not its to know
+            if (
+                not view.ignores_drafts
+            ):  # its own part alone: what it took for others is not its to know
                 own = state.own(memory, block.drafted, step.milliseconds is None)
                 depth = own.max_depth
                 full = prices.step(1, view.max_num_seqs, 0)
                 plain_steps = prices.step(own.max_nodes, view.max_num_seqs, 0) / full
             elif depth:
-                memory.found.saw(block.drafted > 0)
+                memory.hit_rate.observe(block.drafted > 0)
             depth = min(depth, block.drafted)
             kept = min(block.accepted, depth)
-            if view.free and step.depth:
-                state.pool.saw(memory.greedy, depth, kept)
+            if view.ignores_drafts and step.depth:
+                state.pool.observe(memory.greedy, depth, kept)
             if block.drafted:
-                memory.streaks.saw(depth, kept)
+                memory.streaks.observe(depth, kept)
                 state.kept += block.accepted
                 state.tried += min(block.accepted + 1, depth)
-            memory.emitted(len(block.token_ids), plain_steps, block.drafted)
+            memory.observe(len(block.token_ids), plain_steps, block.drafted)
             if block.finish_reason is not None:
-                del state.rows[block.row]
-                if view.free:
+                del state.rows[block.request_id]
+                if view.ignores_drafts:
                     wrote = len(block.token_ids)
                     for row in view.rows:
-                        if row.number == block.row:
+                        if row.request_id == block.request_id:
                             wrote += row.length - len(row.request.prompt)
-                    state.credit.lengths.append(wrote)
-        if view.free and step.milliseconds is not None:
-            prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
+                    state.reading_budget.lengths.append(wrote)
+        if view.ignores_drafts and step.milliseconds is not None:
+            prices.observe(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
 
     def report(self, state: AdaptiveState) -> PlanReport:
@@ -230,6 +245,44 @@ class Adaptive:
         return PlanReport(state.predicted, why)
 
 
+def _foreseen(
+    memory: RowMemory, row: PlannedRow, drafts: Sequence[DraftShape], prices: StepPrices
+) -> int:
+    """Of drafts that are foreseen for a row alone the one that is worth most, -1 for none.
+
+    It may take longer than a plain step by what drafts have brought this row, and by so much
+    that losing it costs `BET` as is expected: one and a half steps for a copy of which nine in
+    ten are right, a fifth of one for a guess. So a text that refuses all of them loses little,
+    and one that repeats itself is copied at once. No node is looked for that costs more than it
+    can be worth.
+    """
+    assert row.foresee is not None
+    left, deepest = row.request.left(row.length), drafts[-1].max_nodes - 1
+    room = deepest if left is None else max(left - 1, 0)
+    rate, holds = memory.speed / prices.plain, memory.brought / memory.expected
+    forecast, least, dared = [0.0], rate * prices.node, 0.0
+    memory.forecast = forecast
+    for nodes, gain in enumerate(row.foresee()):
+        if nodes == 1:
+            chance = min(holds * gain, SUREST)
+            dared = prices.plain * (memory.budget + BET / (1 - chance))
+            if prices.more[0] > dared:
+                return -1
+        if nodes:
+            forecast.append(gain)
+            if nodes >= deepest or holds * (gain - forecast[-2]) < least:
+                break
+    best, most, last = -1, 0.0, len(forecast) - 1
+    for at, (shape, more) in enumerate(zip(drafts, prices.more, strict=True)):
+        nodes = min(shape.max_nodes - 1, last)
+        worth = min(holds * forecast[nodes], room) - rate * more
+        if worth > most and more <= dared:
+            best, most = at, worth
+        if nodes == last:
+            break
+    return best
+
+
 def _jointly(
     state: AdaptiveState, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
 ) -> int:
@@ -244,15 +297,15 @@ def _jointly(
     if len(rows) == 1:  # without a draft it is a plain step: how often matters to no choice
         total, rate = gains[0], memories[0].speed / prices.plain
     else:
-        believed = state.pool.supply.chances
-        supplies = [
-            memory.supply(row, believed[memory.greedy])
+        believed = state.pool.hit_rate.chances
+        chances = [
+            memory.hit_chance(row, believed[memory.greedy])
             for memory, row in zip(memories, rows, strict=True)
         ]
-        drafted = 1 - prod(1 - supply for supply in supplies)
+        drafted = 1 - prod(1 - chance for chance in chances)
         prices = StepPrices(prices.plain, tuple(more * drafted for more in prices.more))
-        found = [[s * gain for gain in each] for s, each in zip(supplies, gains, strict=True)]
-        total = _summed(found, _weights(state, rows, memories) if view.closed else None)
+        likely = [[c * gain for gain in each] for c, each in zip(chances, gains, strict=True)]
+        total = _summed(likely, _weights(state, rows, memories) if view.closed else None)
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
@@ -263,12 +316,12 @@ def _jointly(
         worth = total[best] - rate * prices.more[best]
         looks = min(map(state.pool.looks.__getitem__, map(_GREEDY, memories)))
         sure = SURE_KNOWN if looks >= KNOWN else SURE
-        ahead = sum(map(state.credit.ahead, rows)) / len(rows)
+        ahead = sum(map(state.reading_budget.ahead, rows)) / len(rows)
         if worth * ahead / each < sure * reading:
             best = -1
     if best >= 0:
-        state.wait = Backoff()
-        state.credit.vain = 1
+        state.backoff = Backoff()
+        state.reading_budget.vain = 1
         state.rests = ()
     elif reading and (look := _look(state, prices, rate)) >= 0:
         return look
@@ -294,13 +347,13 @@ def _look(state: AdaptiveState, prices: StepPrices, rate: float) -> int:
         if rate * more <= LOOK * reading:
             look = at
     loses = reading + rate * prices.more[look]  # tokens
-    writes = sum(map(state.credit.writes, rows))
-    return look if state.credit.spend(loses / plain, writes / plain) else -1
+    writes = sum(map(state.reading_budget.writes, rows))
+    return look if state.reading_budget.spend(loses / plain, writes / plain) else -1
 
 
 def _who(state: AdaptiveState) -> tuple[int, ...]:
     """The rows under way, and about how long they are."""
-    return (state.context // CONTEXT, *(row.number for row in state.view.rows))
+    return (state.context // CONTEXT, *(row.request_id for row in state.view.rows))
 
 
 def _due(state: AdaptiveState, loses: float) -> bool:
@@ -308,7 +361,7 @@ def _due(state: AdaptiveState, loses: float) -> bool:
 
     Until then nothing is learnt, so that while the rows stay the same nothing is weighed anew.
     """
-    due = state.wait.over(loses)
+    due = state.backoff.over(loses)
     state.rests, state.loses = () if due or len(state.view.rows) == 1 else _who(state), loses
     return due
 
@@ -326,11 +379,11 @@ def _apart(
         share = StepPrices(full.plain / most, tuple(more / most for more in full.more))
         best = _best(state, row, [memory], gain, share, memory.speed / share.plain)
         if best >= 0:
-            memory.wait = Backoff()
+            memory.backoff = Backoff()
         elif row.foresee is None:
             loses = max(memory.speed / share.plain * share.more[0] - gain[0], 0.0)
-            best = 0 if memory.wait.over(loses / memory.speed) else -1
-        memory.asked = PLAIN if best < 0 else state.drafts[best]
+            best = 0 if memory.backoff.over(loses / memory.speed) else -1
+        memory.shape = PLAIN if best < 0 else state.drafts[best]
         chosen.append(best)
     widest = max(chosen)
     if widest < 0:
@@ -338,9 +391,9 @@ def _apart(
     shape = state.drafts[widest]
     if min(chosen) == widest:
         return shape
-    asked = [memory.asked for memory in memories]
-    depths = torch.tensor([each.max_depth for each in asked])
-    return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in asked))
+    shapes = [memory.shape for memory in memories]
+    depths = torch.tensor([each.max_depth for each in shapes])
+    return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in shapes))
 
 
 def _best(

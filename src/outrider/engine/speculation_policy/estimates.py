@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
-from outrider.engine.speculation_policy.prices import StepPrices
 from outrider.engine.speculation_policy.protocol import PlannedRow
 from outrider.stats import BUCKET_OF, BUCKETS, FORGET, LAST, AcceptanceStats
 from outrider.types import PLAIN, DraftShape
@@ -15,12 +14,12 @@ LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks th
 BASE = 40.0  #: looks that a row's level is worth beside those of a bucket
 #: How much nearer to certain a token is by the tokens kept in a row before it, by bucket.
 RISE = tuple(0.3 * min(at, 8) / 8 for at in range(BUCKETS))
-SUPPLY = 2.0  #: steps for which a drafter is believed to find something whenever it is asked
+HIT_LOOKS = 2.0  #: steps for which a drafter is believed to find something whenever it is asked
 FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
 RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it was waited for
 WORST = 0.03  #: of a request, that a look may lose it where a prompt is read for that
 RECALLED, FEWEST = 16, 3  #: requests whose lengths are remembered, and that show what is usual
-VAIN = 8  #: times as much credit, at most, that a look needs behind others that were in vain
+VAIN = 8  #: times as much budget, at most, that a look needs behind others that were in vain
 #: Of all steps, what drafts that are foreseen may lose a row beside what they brought.
 SPARED = 0.01
 BET = 0.15  #: plain steps that a draft may be expected to lose where the row's brought nothing
@@ -57,24 +56,24 @@ class Backoff:
 
 
 @dataclass(slots=True)
-class ReadingCredit:
+class ReadingBudget:
     """What looks may cost where a draft model has to read a prompt before it can be looked at.
 
     Plain steps of all requests earn it, so that finding out costs `RISK` of them; it doubles with
     every look that was in vain. No request pays more than `WORST` of what it writes: of what it has
     written by then, or of what three of four of the last `RECALLED` requests wrote.
 
-    >>> credit = ReadingCredit()
-    >>> credit.spend(12.0, 512)
+    >>> budget = ReadingBudget()
+    >>> budget.spend(12.0, 512)
     False
-    >>> credit.steps += 700
-    >>> credit.spend(12.0, 192), credit.spend(12.0, 512)
+    >>> budget.steps += 700
+    >>> budget.spend(12.0, 192), budget.spend(12.0, 512)
     (False, True)
-    >>> credit.steps += 700
-    >>> credit.spend(12.0, 512)
+    >>> budget.steps += 700
+    >>> budget.spend(12.0, 512)
     False
-    >>> credit.steps += 700
-    >>> credit.spend(12.0, 512)
+    >>> budget.steps += 700
+    >>> budget.spend(12.0, 512)
     True
     """
 
@@ -87,8 +86,8 @@ class ReadingCredit:
         """Tokens that a row writes in all, to count on: its budget may be larger than any text.
 
         >>> from outrider.engine.request import Request
-        >>> row, credit = PlannedRow(0, Request([1, 2]), 12), ReadingCredit()
-        >>> credit.writes(row), credit.lengths.extend([90, 70, 80]), credit.writes(row)
+        >>> row, budget = PlannedRow(0, Request([1, 2]), 12), ReadingBudget()
+        >>> budget.writes(row), budget.lengths.extend([90, 70, 80]), budget.writes(row)
         (10, None, 70)
         """
         written, left = row.length - len(row.request.prompt), row.request.left(row.length)
@@ -103,8 +102,8 @@ class ReadingCredit:
         first ones are, as much again as it has written.
 
         >>> from outrider.engine.request import Request
-        >>> row, credit = PlannedRow(0, Request([1, 2]), 12), ReadingCredit()
-        >>> credit.ahead(row), credit.lengths.extend([90, 70, 80]), credit.ahead(row)
+        >>> row, budget = PlannedRow(0, Request([1, 2]), 12), ReadingBudget()
+        >>> budget.ahead(row), budget.lengths.extend([90, 70, 80]), budget.ahead(row)
         (10.0, None, 70.0)
         """
         written, left = row.length - len(row.request.prompt), row.request.left(row.length)
@@ -129,7 +128,7 @@ class AcceptanceEstimate:
     """A chance that leans on what is believed ahead of the first look, less with every look.
 
     >>> chance = AcceptanceEstimate(1.0)
-    >>> chance.saw(True)
+    >>> chance.observe(True)
     >>> round(chance.chance(0.5), 2), round(chance.chance(0.1), 2)
     (0.75, 0.55)
     """
@@ -142,7 +141,7 @@ class AcceptanceEstimate:
         """The chance, by what was looked at and this belief."""
         return (self._kept + self._left * believed) / (self._seen + self._left)
 
-    def saw(self, kept: bool) -> None:
+    def observe(self, kept: bool) -> None:
         """A look."""
         self._kept = self._kept * FORGET + kept
         self._seen = self._seen * FORGET + 1
@@ -159,7 +158,7 @@ class MatchStreaks:
     >>> streaks = MatchStreaks()
     >>> before = streaks.gains(4)[4]
     >>> for _ in range(3):
-    ...     streaks.saw(depth=4, kept=0)
+    ...     streaks.observe(depth=4, kept=0)
     >>> streaks.gains(4)[4] < before
     True
     """
@@ -177,19 +176,19 @@ class MatchStreaks:
         level = self._level.chance(level)
         rest = BASE * level * (1 - level)
         level *= BASE
-        expected, survives, found = 0.0, 1.0, [0.0]
+        expected, survives, gains = 0.0, 1.0, [0.0]
         for length in range(self.streak, self.streak + most):
             at = BUCKET_OF[min(length, LAST)]
             survives *= (self._kept[at] + level + rest * RISE[at]) / self._seen[at]
             expected += survives
-            found.append(expected)
-        return found
+            gains.append(expected)
+        return gains
 
-    def saw(self, depth: int, kept: int) -> None:
+    def observe(self, depth: int, kept: int) -> None:
         """Of a draft so deep, so many levels were kept."""
         for level in range(min(kept + 1, depth)):
             at, right = BUCKET_OF[min(self.streak + level, LAST)], level < kept
-            self._level.saw(right)
+            self._level.observe(right)
             self._kept[at] = self._kept[at] * FORGET + right
             self._seen[at] = (self._seen[at] - BASE) * FORGET + 1 + BASE
         self.streak = self.streak + kept if kept == depth else 1
@@ -207,36 +206,36 @@ class SharedEstimates:
     one, as texts differ.
 
     >>> earlier = SharedEstimates()
-    >>> earlier.saw(False, 1, 0)
+    >>> earlier.observe(False, 1, 0)
     >>> now = SharedEstimates(earlier)
     >>> now.level.chance(False) == earlier.level.chance(False) < now.level.chance(True) == LEVEL
     True
     """
 
-    __slots__ = ("_before", "level", "looks", "supply")
+    __slots__ = ("_before", "hit_rate", "level", "looks")
 
     def __init__(self, before: "SharedEstimates | None" = None) -> None:
         levels: Sequence[float] = (LEVEL, LEVEL)
-        supplies: Sequence[float] = (1.0, 1.0)
+        hit_rates: Sequence[float] = (1.0, 1.0)
         if before is not None:
-            levels, supplies = before.level.chances, before.supply.chances
+            levels, hit_rates = before.level.chances, before.hit_rate.chances
         self._before = before
         #: Drafted tokens that were looked at, of sampled and of greedy rows, in earlier runs, too.
         self.looks: list[int] = [0, 0] if before is None else before.looks
         #: The chance that a drafted token is kept, of sampled and of greedy rows; and that there is
         #: a draft where one is asked for.
         self.level: AcceptanceStats = AcceptanceStats(levels, LOOKS, POOLED)
-        self.supply: AcceptanceStats = AcceptanceStats(supplies, LOOKS, POOLED)
+        self.hit_rate: AcceptanceStats = AcceptanceStats(hit_rates, LOOKS, POOLED)
 
-    def saw(self, greedy: bool, depth: int, kept: int) -> None:
+    def observe(self, greedy: bool, depth: int, kept: int) -> None:
         """Of a draft so deep, 0 where there was none to be had, so many levels were kept."""
-        self.supply.saw(greedy, depth > 0)
+        self.hit_rate.observe(greedy, depth > 0)
         if self._before is None:  # it is told of all
             self.looks[greedy] += min(kept + 1, depth)
         for at in range(min(kept + 1, depth)):
-            self.level.saw(greedy, at < kept)
+            self.level.observe(greedy, at < kept)
         if self._before is not None:
-            self._before.saw(greedy, depth, kept)
+            self._before.observe(greedy, depth, kept)
 
 
 @dataclass(slots=True)
@@ -246,17 +245,17 @@ class RowMemory:
     greedy: bool
     streaks: MatchStreaks = field(default_factory=MatchStreaks)
     #: how often there is a draft if one is asked for
-    found: AcceptanceEstimate = field(default_factory=partial(AcceptanceEstimate, SUPPLY))
+    hit_rate: AcceptanceEstimate = field(default_factory=partial(AcceptanceEstimate, HIT_LOOKS))
     expected: float = FORETOLD  #: what drafts were to bring of late by who foresees, in tokens
     brought: float = FORETOLD  #: and what they brought
-    told: Sequence[float] = ()  #: what is foreseen for the step under way
-    credit: float = 0.0  #: what drafts have brought, and `SPARED` of all steps, in plain steps
+    forecast: Sequence[float] = ()  #: what is foreseen for the step under way
+    budget: float = 0.0  #: what drafts have brought, and `SPARED` of all steps, in plain steps
     tokens: float = 1.0  #: recent ones
     time: float = 1.0  #: plain steps as long as they took
     speed: float = 1.0  #: tokens in the time of a plain step: of late, or plain decoding's
-    wait: Backoff = field(default_factory=Backoff)
+    backoff: Backoff = field(default_factory=Backoff)
     vain: int = 0  #: steps of late for which nothing paid
-    asked: DraftShape = PLAIN  #: for the step under way, where every row is planned by itself
+    shape: DraftShape = PLAIN  #: for the step under way, where every row is planned by itself
 
     def gains(
         self, row: PlannedRow, drafts: Sequence[DraftShape], deepest: int, level: float = LEVEL
@@ -265,66 +264,31 @@ class RowMemory:
         left = row.request.left(row.length)
         room = deepest if left is None else max(left - 1, 0)
         if row.foresee is not None:
-            self.told = told = row.foresee()
-            last, holds = len(told) - 1, self.brought / self.expected
-            return [min(holds * told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
+            self.forecast = forecast = row.foresee()
+            last, holds = len(forecast) - 1, self.brought / self.expected
+            return [min(holds * forecast[min(shape.max_nodes - 1, last)], room) for shape in drafts]
         by_depth = self.streaks.gains(min(deepest, room), level)
-        last, found = len(by_depth) - 1, []
+        last, gains = len(by_depth) - 1, []
         for shape in drafts:
-            found.append(by_depth[min(shape.max_depth, last)])
-        return found
+            gains.append(by_depth[min(shape.max_depth, last)])
+        return gains
 
-    def worth(self, row: PlannedRow, drafts: Sequence[DraftShape], prices: StepPrices) -> int:
-        """Of drafts that are foreseen for a row alone the one that is worth most, -1 for none.
-
-        It may take longer than a plain step by what drafts have brought this row, and by so much
-        that losing it costs `BET` as is expected: one and a half steps for a copy of which nine in
-        ten are right, a fifth of one for a guess. So a text that refuses all of them loses little,
-        and one that repeats itself is copied at once. No node is looked for that costs more than it
-        can be worth.
-        """
-        assert row.foresee is not None
-        left, deepest = row.request.left(row.length), drafts[-1].max_nodes - 1
-        room = deepest if left is None else max(left - 1, 0)
-        rate, holds = self.speed / prices.plain, self.brought / self.expected
-        told, least, dared = [0.0], rate * prices.node, 0.0
-        self.told = told
-        for nodes, gain in enumerate(row.foresee()):
-            if nodes == 1:
-                chance = min(holds * gain, SUREST)
-                dared = prices.plain * (self.credit + BET / (1 - chance))
-                if prices.more[0] > dared:
-                    return -1
-            if nodes:
-                told.append(gain)
-                if nodes >= deepest or holds * (gain - told[-2]) < least:
-                    break
-        best, most, last = -1, 0.0, len(told) - 1
-        for at, (shape, more) in enumerate(zip(drafts, prices.more, strict=True)):
-            nodes = min(shape.max_nodes - 1, last)
-            worth = min(holds * told[nodes], room) - rate * more
-            if worth > most and more <= dared:
-                best, most = at, worth
-            if nodes == last:
-                break
-        return best
-
-    def supply(self, row: PlannedRow, believed: float) -> float:
+    def hit_chance(self, row: PlannedRow, believed: float) -> float:
         """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
-        return self.found.chance(believed) if row.foresee is None else 1.0
+        return self.hit_rate.chance(believed) if row.foresee is None else 1.0
 
-    def emitted(self, tokens: int, plain_steps: float, drafted: int) -> None:
+    def observe(self, tokens: int, plain_steps: float, drafted: int) -> None:
         """A step with so many nodes drafted that took as long as so many plain ones."""
         fade = _FADE**tokens
         if tokens > 1:
             self.vain = 0
-        if drafted and self.told:  # the best of many guesses is seldom as good as it looks
-            told = self.told[min(drafted, len(self.told) - 1)]
-            self.expected += told
+        if drafted and self.forecast:  # the best of many guesses is seldom as good as it looks
+            last = len(self.forecast) - 1
+            self.expected += self.forecast[min(drafted, last)]
             self.brought += tokens - 1
         self.expected = FORETOLD + (self.expected - FORETOLD) * fade
         self.brought = FORETOLD + (self.brought - FORETOLD) * fade
-        self.credit += tokens - (1 - SPARED) * plain_steps
+        self.budget += tokens - (1 - SPARED) * plain_steps
         self.tokens = self.tokens * fade + tokens
         self.time = self.time * fade + plain_steps
         self.speed = max(1.0, self.tokens / self.time)

@@ -136,7 +136,7 @@ class CostModel:
             for low, high, less, more in zip(at, at[1:], steps, steps[1:], strict=False)
         ]
 
-    def took(self, nodes: int, rows: int, context: int, milliseconds: float) -> None:
+    def observe(self, nodes: int, rows: int, context: int, milliseconds: float) -> None:
         """A step of this size took so long; 0 tells nothing: what was read took it all."""
         if not milliseconds:
             return

@@ -20,7 +20,7 @@ P = TypeVar("P")
 class PlannedRow(NamedTuple):
     """What a planner may look at of a running row: all of it is committed."""
 
-    number: int  #: the request's, as blocks name it
+    request_id: int  #: as blocks have it
     request: Request
     length: int  #: committed tokens that the host knows of
     #: [n]: tokens that n drafted nodes are expected to add, of drafters that foresee; who does not
@@ -33,7 +33,9 @@ class BatchView(NamedTuple):
 
     rows: Sequence[PlannedRow]
     max_num_seqs: int = 1  #: most rows of the run: known before anything is drawn
-    free: bool = True  #: whether no text can depend on the plan: greedy, placed or coupled rows
+    ignores_drafts: bool = (
+        True  #: whether no text can depend on the plan: greedy, placed or coupled rows
+    )
     closed: bool = False  #: whether nobody comes after these rows: the slowest is the run's time
     unread: int = 0  #: tokens of every row that a draft model reads before it drafts
     dropped: bool = False  #: whether of what it drafted first nothing was kept

@@ -175,7 +175,7 @@ class _Run:
         )
         tokens: list[list[int]] = [[] for _ in batch]
         for block in run:
-            tokens[block.row] += block.token_ids
+            tokens[block.request_id] += block.token_ids
         self.stats.add(run.stats)
         return [p.text(t, s) for (p, s), t in zip(batch, tokens, strict=True)]
 

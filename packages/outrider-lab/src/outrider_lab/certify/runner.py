@@ -108,7 +108,7 @@ def _continued(texts: Sequence[CertifiedText], blocks: Sequence[StepOutput]) -> 
     """Texts whose prompts are what was written, too."""
     whole = [list(text.prompt) for text in texts]
     for block in blocks:
-        whole[block.row] += block.token_ids
+        whole[block.request_id] += block.token_ids
     return [
         dataclasses.replace(text, prompt=tuple(ids)) for text, ids in zip(texts, whole, strict=True)
     ]

@@ -55,10 +55,10 @@ def written(engine: Engine, asked: PictureRequest, first_seed: int) -> Written:
         )
         texts: list[list[int]] = [[] for _ in numbers]
         for block in run:
-            at = len(texts[block.row])
+            at = len(texts[block.request_id])
             found.accepted[at : at + block.accepted] += 1
             found.examined[at : at + min(block.accepted + 1, block.drafted)] += 1
-            texts[block.row] += block.token_ids
+            texts[block.request_id] += block.token_ids
         found.texts += texts
         found.calls += run.stats.steps
         kept += run.stats.accepted

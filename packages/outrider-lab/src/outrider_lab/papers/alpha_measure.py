@@ -146,7 +146,7 @@ def decoded(
     run.close()
     texts: list[list[int]] = [[] for _ in batch]
     for block in run:
-        texts[block.row] += block.token_ids
+        texts[block.request_id] += block.token_ids
     return texts, run
 
 

@@ -130,7 +130,7 @@ def _decode(
     going = engine.run(prompts, how, ends, references=copied)
     steps: list[list[list[int]]] = [[] for _ in tasks]
     for block in going:
-        steps[block.row].append(list(block.token_ids))
+        steps[block.request_id].append(list(block.token_ids))
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     total = sum(len(step) for row in steps for step in row)
     return [
