@@ -205,7 +205,7 @@ EXCEPTIONS = {
     "sampling/sampling_params.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/prompt_lookup.py:copied": "only if the tensors lie on a CPU",
     "drafters/deterministic_tree.py:": "drafts from lists, by drafters kept on a CPU alone",
-    "ops/reference/draws.py:likely": "asked by a drafter that is kept on a CPU alone",
+    "ops/reference/draws.py:top_tokens": "asked by a drafter that is kept on a CPU alone",
     "drafters/suffix.py:automata": "kept on a CPU alone",
     "drafters/either.py:_chains": "beside copies, on a CPU alone",
     "drafters/cross_tokenizer.py:_texts": "another tokenizer cuts texts on the host",

@@ -54,7 +54,7 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
             logits = scores.laws.logits_BRV.clone()
             logits[seed % 5, -1, 3] = (torch.nan, torch.inf)[seed % 2]
             laws = scores.laws._replace(logits_BRV=logits)
-            scores = scores._replace(laws=ops.found_once(laws) if "once" in broken else laws)
+            scores = scores._replace(laws=ops.cache_top_tokens(laws) if "once" in broken else laws)
         ends = Ends(
             state.context.length_B,
             state.limit_B,

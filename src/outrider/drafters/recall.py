@@ -379,7 +379,7 @@ class Recall:
         scores: Scores,
     ) -> None:
         """Read what was kept, and keep what the target holds likely at every node."""
-        best = ops.likely(scores.laws, WIDTH, GAP)
+        best = ops.top_tokens(scores.laws, WIDTH, GAP)
         added = deterministic_tree.committed(draft, verdict)
         if draft.tree.nodes == 1:
             for row, tokens, likely in zip(memory.rows, added, best, strict=True):

@@ -91,7 +91,7 @@ def score(
     logits, states = output.logits_BQV, output.hidden
     shaping = context.sampling.shaping
     if shaping is None:
-        return Scores(ops.found_once(ops.warp(logits, context.sampling)), states)
+        return Scores(ops.cache_top_tokens(ops.warp(logits, context.sampling)), states)
     alive = None
     if shaping.processed:  # processors see no node that the drafter left empty
         alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
@@ -100,7 +100,7 @@ def score(
     if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
         dead = shaped.amax(-1) == -torch.inf
         shaped = shaped.masked_fill(dead[..., None], 0.0)
-    laws = ops.found_once(ops.warp(shaped, context.sampling))
+    laws = ops.cache_top_tokens(ops.warp(shaped, context.sampling))
     return Scores(laws, states, raw_BNV=logits, dead_BN=dead)
 
 

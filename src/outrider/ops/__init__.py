@@ -21,8 +21,8 @@ descending order:
     greedily(law, tokens_BRK, there_BRK)            the best tokens in greedy rows, these in others
     stack(laws)                                     the laws of several levels as one
 
-    likely(law, count, gap)                         the most probable tokens of each, as lists
-    found_once(law)                                 the law, which keeps what is found in it
+    top_tokens(law, count, gap)                     the most probable tokens of each, as lists
+    cache_top_tokens(law)                           the law, which keeps those that are looked for
 
 The law that a draw returns is the one to declare in the draft. It carries what the draw has
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
@@ -217,9 +217,9 @@ def fused(
 
 assisted = dispatched(walking.assisted)
 floors = dispatched(reference_floors)
-found_once = dispatched(draws.found_once)
+cache_top_tokens = dispatched(draws.cache_top_tokens)
 independent = dispatched(draws.independent)
-likely = dispatched(draws.likely)
+top_tokens = dispatched(draws.top_tokens)
 sample = dispatched(draws.sample)
 commit_tokens = dispatched(walking.commit_tokens)
 several = dispatched(draws.several)

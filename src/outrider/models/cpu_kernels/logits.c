@@ -1,6 +1,6 @@
 /* What is looked for in a row of logits: in one pass, and by bounds that lose nothing.
  *
- * The answers are those of NumPy (outrider/ops/cpu/match.py, likely.py), bit for bit.
+ * The answers are those of NumPy (outrider/ops/cpu/top_tokens.py), bit for bit.
  */
 #include "draws.h"
 #include "lanes.h"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outrider.ops.cpu import host_tables, match
+from outrider.ops.cpu import host_tables, top_tokens
 from outrider.ops.cpu.host_tables import Array
 from outrider.ops.cpu.law_slices import weights_of
 from outrider.ops.reference import walking
@@ -45,7 +45,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
         return walking.commit_tokens(draft, scores, verdict, ends)
     columns = zip(*map(torch.Tensor.tolist, ends), strict=True)
     rows: list[_CommittedRow] = list(map(_CommittedRow._make, columns))
-    peaks = match.peaks(scores.laws) if scores.dead_BN is None else None
+    peaks = top_tokens.cached_top_tokens(scores.laws) if scores.dead_BN is None else None
     largest: tuple[Array, Array] | None = None
     if peaks is None or not peaks.sound or draft.laws is not None:  # seldom
         guesses = np.empty((len(rows), 0))

@@ -183,12 +183,12 @@ def largest(scores_BRV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return widened(top.indices, count), widened(top.values > -torch.inf, count)
 
 
-def found_once(laws: Laws) -> Laws:
+def cache_top_tokens(laws: Laws) -> Laws:
     """The laws, and with them what several look for in a step's target laws, if it can be kept."""
     return laws
 
 
-def likely(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
+def top_tokens(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
     """The `count` most probable tokens of each law of each row, best first, for drafters on a host.
 
     Left out is what lies more than `gap` below the best logit, or below the floor.

@@ -5,7 +5,7 @@ import torch
 from cases import Case, build, same
 
 from outrider import ops
-from outrider.ops.cpu import BACKEND as CPU, match
+from outrider.ops.cpu import BACKEND as CPU, top_tokens
 from outrider.types import DrawKind, Laws
 
 
@@ -21,9 +21,9 @@ def laws(vocab, dtype=torch.float32, floors=False):
 @pytest.mark.parametrize("vocab", [3, 40, 700])
 def test_backends_agree(vocab, gap, floors):
     law = laws(vocab, floors=floors)
-    found = ops.likely(law, 8, gap)
+    found = ops.top_tokens(law, 8, gap)
     with ops.use("reference"):
-        assert found == ops.likely(law, 8, gap)
+        assert found == ops.top_tokens(law, 8, gap)
     assert [len(each) for each in found] == [3, 3]
     least = law.logits_BRV.amax(-1) - (min(gap, 1.5) if floors else gap)
     for b in range(2):
@@ -37,16 +37,16 @@ def test_backends_agree(vocab, gap, floors):
 
 
 def test_a_law_in_half_precision_and_one_that_is_at_fault():
-    half = ops.likely(laws(40, torch.bfloat16), 4, 3.0)
+    half = ops.top_tokens(laws(40, torch.bfloat16), 4, 3.0)
     assert sum(len(tokens) for each in half for tokens in each) >= 6
     broken = laws(40)
     broken.logits_BRV[0, 0, 3] = torch.nan
-    assert ops.likely(broken, 4, 3.0)[0][0] == []
+    assert ops.top_tokens(broken, 4, 3.0)[0][0] == []
 
 
 @pytest.mark.parametrize("floors", [False, True])
 @pytest.mark.parametrize("vocab", [3, 40, 700])
-def test_what_is_found_once_is_what_is_found_each_time(vocab, floors):
+def test_what_is_cached_is_what_is_found_each_time(vocab, floors):
     law = laws(vocab, floors=floors)
     law.logits_BRV[1, 0, :3] = law.logits_BRV[1, 0].max() + 1  # equals: the first
     for at, value in ((0, torch.nan), (1, torch.inf), (2, None)):
@@ -54,21 +54,23 @@ def test_what_is_found_once_is_what_is_found_each_time(vocab, floors):
             law.logits_BRV[0, at, 1] = value
         elif not floors:
             law.logits_BRV[0, at] = -torch.inf
-    found = ops.found_once(law)
+    found = ops.cache_top_tokens(law)
     for count, gap in ((8, 3.0), (4, 0.5), (8, 3.0), (9, 50.0)):
-        assert ops.likely(found, count, gap) == ops.likely(law, count, gap)
-    whole = ops.found_once(law._replace(logits_BRV=law.logits_BRV[1:].contiguous(), floor_BR=None))
-    assert [row[0] for row in match.peaks(whole).tokens] == whole.logits_BRV[0].argmax(-1).tolist()
-    assert match.peaks(law) is match.peaks(found._replace(floor_BR=None)) is None
+        assert ops.top_tokens(found, count, gap) == ops.top_tokens(law, count, gap)
+    cut = law._replace(logits_BRV=law.logits_BRV[1:].contiguous(), floor_BR=None)
+    whole, cached = ops.cache_top_tokens(cut), top_tokens.cached_top_tokens
+    best = [row[0] for row in cached(whole).tokens]
+    assert best == whole.logits_BRV[0].argmax(-1).tolist()
+    assert cached(law) is cached(found._replace(floor_BR=None)) is None
 
 
 @pytest.mark.parametrize("hot", ["all", "some"])
-def test_a_greedy_row_matches_what_was_found_once(hot):
+def test_a_greedy_row_matches_what_was_cached(hot):
     for seed in range(6):
         draft, scores, draws = build(Case(counts=(2, 1), hot=hot, seed=seed, kind=DrawKind.FIXED))
         logits = scores.laws.logits_BRV
         logits[0, 0, 7] = logits[0, 0].max()
         if seed == 5:
             logits[1, 1, 3] = torch.nan
-        found = scores._replace(laws=ops.found_once(scores.laws))
+        found = scores._replace(laws=ops.cache_top_tokens(scores.laws))
         same(*(CPU.ops["verify:match"](draft, each, draws) for each in (found, scores)))
