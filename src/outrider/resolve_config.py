@@ -18,9 +18,9 @@ from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import is_speech, vocabulary_of
 from outrider.models.draft_source import DraftSource
 from outrider.models.placement import usable
+from outrider.models.pretrained import is_processor, resolve_tokenizer
 from outrider.models.runtime_config import RuntimeOptions
 from outrider.models.sources import ModelSource, ShareEncoder
-from outrider.models.tokenizer_files import is_processor, read_tokenizer
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
 from outrider.types import LanguageModel, Verifier
 
@@ -64,7 +64,7 @@ def shared(
 ) -> VocabularyPair:
     """How many tokens the target has, and which of them its draft models share."""
     load_checks.draft_tokenizer(other, sources[1:])
-    own = None if other is None else read_tokenizer(other, sources[0].trust)
+    own = None if other is None else resolve_tokenizer(other, sources[0].trust)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = VocabularyPair(load_checks.vocabulary(tokenizer, None, {"target": most}))
     if is_speech(sources[0].config):  # tokenizers of older checkpoints lack the timestamps
@@ -246,9 +246,9 @@ def _sources(
 def _tokenizer(target: ModelSource, given: "Tokenizers | None") -> "PreTrainedTokenizerBase | None":
     """The one given, or the one beside the target; the corrector has the shipped target's."""
     if given is not None:
-        return read_tokenizer(given, target.trust)
+        return resolve_tokenizer(given, target.trust)
     if is_shipped(target, CORRECTOR):
-        return read_tokenizer(shipped("target"))
+        return resolve_tokenizer(shipped("target"))
     return target.tokenizer()
 
 

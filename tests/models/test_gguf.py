@@ -10,7 +10,7 @@ import outrider
 from outrider import SamplingParams, Stop
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner
-from outrider.models.pretrained import quick_gguf_reader
+from outrider.models.gguf import quick_reader
 from outrider.testing import llama
 
 PACKAGES = "needs the packages gguf and accelerate: pip install 'outrider[gguf]'"
@@ -131,7 +131,7 @@ def test_lists_are_read_in_one_go_as_word_by_word(written, tmp_path):
     before = gguf.GGUFReader
     for file in (written[0], path):
         want = fields(file)
-        with quick_gguf_reader(str(file)):
+        with quick_reader(str(file)):
             assert gguf.GGUFReader is not before
             assert fields(file) == want
     assert gguf.GGUFReader is before
@@ -148,5 +148,5 @@ def test_a_list_that_ends_with_the_file_is_an_error(written, tmp_path, lost):
     writer.write_kv_data_to_file()
     writer.close()
     path.write_bytes(path.read_bytes()[:-lost])
-    with quick_gguf_reader(str(path)), pytest.raises((ValueError, IndexError)):
+    with quick_reader(str(path)), pytest.raises((ValueError, IndexError)):
         gguf.GGUFReader(path)

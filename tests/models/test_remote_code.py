@@ -16,8 +16,8 @@ from outrider.cli import app
 from outrider.loading import load
 from outrider.models import pretrained
 from outrider.models.heads import formats
+from outrider.models.pretrained import resolve_tokenizer
 from outrider.models.sources import ModelSource
-from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import shipped
 from tiny import llama
 
@@ -95,7 +95,7 @@ def test_tokenizers_that_name_code_are_refused(tmp_path, answers_yes):
     for call in (
         lambda: load(path, drafter="root", **PLAIN),
         lambda: load(shipped("target"), path, **PLAIN),
-        lambda: read_tokenizer(path),
+        lambda: resolve_tokenizer(path),
         lambda: load(shipped("target"), shipped("draft"), draft_tokenizer=path, **PLAIN),
         lambda: load(llama(), drafter="root", tokenizer=path, **PLAIN),
     ):

@@ -31,9 +31,9 @@ from outrider.models.config import decoder_of, read
 from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.models.layer_subset import LayerSubset, LayerSubsetSource
 from outrider.models.model_lock import CONFIGURATION
+from outrider.models.pretrained import resolve_tokenizer
 from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.models.token_remap import VocabularyMap, vocabulary_map
-from outrider.models.tokenizer_files import read_tokenizer
 from outrider.types import LanguageModel
 
 # Other libraries' names for what `outrider.load` takes: vLLM's, transformers' and our own.
@@ -242,7 +242,7 @@ def translation(target: object, draft_tokenizer: object, draft: object) -> Vocab
             "a draft model's tokenizer is compared with the target's; got assistant_tokenizer= "
             "(draft_tokenizer=) alone; pass tokenizer=..., too"
         )
-    ours, theirs = (read_tokenizer(one) for one in (target, draft_tokenizer))
+    ours, theirs = (resolve_tokenizer(one) for one in (target, draft_tokenizer))
     return vocabulary_map(ours, theirs)
 
 

@@ -1,36 +1,123 @@
-"""Checkpoints in one GGUF file: weights, configuration, tokenizer and chat template.
+"""GGUF files: read by transformers for configuration and tokenizer, and by ourselves for tensors.
 
-transformers reads configuration and tokenizer. Weights stay in the file's blocks,
-on a CPU with our kernels; else transformers unpacks them to the dtype that the model runs in. The
-law is that of the file's weights either way.
+Weights stay in the file's blocks, on a CPU with our kernels (`outrider.models.gguf_weights`); else
+transformers unpacks them to the dtype that the model runs in. The law is that of the file's weights
+either way.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.errors import ConfigurationError
 from outrider.models import calibrate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-from collections import Counter
+# A reader of GGUF files that takes a word list in one go, for transformers to read with, or passes
+# over it, where tensors alone are wanted.
+#
+# The package `gguf` has a reader that slices a mapped file for every word of a tokenizer, for each
+# value several times: 7.6 s of a processor for the 150,000 words of Qwen2.5, and transformers reads
+# a file once for its configuration and once for its tokenizer. This one fills in the same fields,
+# from one view a list: 0.4 s.
 
-import torch
-from torch import Tensor, nn
+_LOCK = RLock()  #: transformers imports the reader by name at every call: one swap at a time
 
-from outrider.models import pretrained
-from outrider.models.config import decoder_of
-from outrider.models.cpu_kernels.packed_formats import FORMATS
-from outrider.models.cpu_kernels.packed_linear import PackedWeight
-from outrider.models.weight_only import WeightOnlyTensor, packable
+
+@contextmanager
+def quick_reader(file: str | None) -> Iterator[None]:
+    """While it lasts transformers reads GGUF metadata so; None: there is no such file to read.
+
+    >>> with quick_reader(None):
+    ...     pass
+    """
+    if file is None:
+        yield
+        return
+    package: Any = import_module("gguf")
+    with _LOCK:
+        before, package.GGUFReader = package.GGUFReader, _reader(package, lists=True)
+        try:
+            yield
+        finally:
+            package.GGUFReader = before
+
+
+def _tensors(path: Path) -> Any:
+    """The package's reader of a file, mapped, whose `tensors` and `fields` are there, but no list.
+
+    Raises ValueError for what is no such file, or a damaged one.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+    try:
+        read = _reader(import_module("gguf"), lists=False)(path, "c")  # torch wants to write to it
+    except (ValueError, LookupError) as error:
+        raise ValueError(f"it is damaged, or of another version: {error}") from error
+    if read.byte_order != "I":
+        raise ValueError("its numbers have another order of bytes than this machine's")
+    return read
+
+
+def _reader(gguf: Any, lists: bool) -> Any:
+    """The package's reader, but for lists of numbers or strings in this machine's byte order, whose
+    contents are left out where no `lists` are wanted."""
+    kinds = gguf.GGUFValueType
+
+    class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # the package has no types
+        def _get(self, offset: int, dtype: Any, count: int = 1, *how: Any, **named: Any) -> Any:
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            if end > len(self.data):
+                raise ValueError(
+                    f"it ends within its data, at byte {len(self.data)} of {end} or more"
+                )
+            return super()._get(offset, dtype, count, *how, **named)
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if int(raw_type) == kinds.ARRAY and self.byte_order == "I":
+                found = self._list(int(orig_offs))
+                if found is not None:
+                    return found
+            return super()._get_field_parts(orig_offs, raw_type)
+
+        def _list(self, at: int) -> Any:
+            head = [self._get(at, np.uint32), self._get(at + 4, np.uint64)]
+            kind, count, start = kinds(int(head[0][0])), int(head[1][0]), at + 12
+            types = [kinds.ARRAY, kind] if count else [kinds.ARRAY]
+            number = self.gguf_scalar_to_np.get(kind)
+            if number is not None:
+                values = self._get(start, number, count)
+                if not lists:
+                    return 12 + values.nbytes, head, [], types
+                return 12 + values.nbytes, [*head, *values[:, None]], [*range(2, 2 + count)], types
+            if kind != kinds.STRING:
+                return None
+            words: Any = np.asarray(self.data)  # the same pages; slices are cheaper
+            parts, where, data = list(head), start, memoryview(words)
+            for _ in range(count):
+                size = int.from_bytes(data[where : where + 8], "little")
+                end = where + 8 + size
+                if end > len(data):
+                    raise ValueError("it ends within a list of strings")
+                if lists:
+                    parts += [words[where : where + 8].view(np.uint64), words[where + 8 : end]]
+                where = end
+            return where - at, parts, [*range(3, len(parts) + 1, 2)], types
+
+    return QuickReader
 
 
 class StoredTensor(NamedTuple):
@@ -51,7 +138,7 @@ class GgufFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            read = pretrained.gguf_tensors(self.path)
+            read = _tensors(self.path)
             self.architecture = _text(read.fields.get("general.architecture"))
             self.tensors = {
                 one.name: StoredTensor(
@@ -98,13 +185,13 @@ def is_file(given: object) -> bool:
     return isinstance(given, (str, Path)) and str(given).lower().endswith(".gguf")
 
 
-def located(given: str | Path) -> tuple[str, dict[str, Any]]:
+def locate(given: str | Path) -> tuple[str, dict[str, Any]]:
     """Where transformers finds it, and what it has to be told besides: for any path or hub name.
 
     A file on the hub is named as org/name/file.gguf. Raises ConfigurationError where packages for
     such files are missing.
 
-    >>> located("org/name")
+    >>> locate("org/name")
     ('org/name', {})
     """
     if not is_file(given):
@@ -119,8 +206,8 @@ def located(given: str | Path) -> tuple[str, dict[str, Any]]:
     return str(where.parent), {"gguf_file": where.name}
 
 
-def opened(where: str, how: dict[str, Any]) -> GgufFile:
-    """The file that `located` names.
+def open_file(where: str, how: dict[str, Any]) -> GgufFile:
+    """The file that `locate` names.
 
     Raises ConfigurationError for a damaged file, or none.
     """
@@ -135,7 +222,7 @@ def opened(where: str, how: dict[str, Any]) -> GgufFile:
     return GgufFile(path)
 
 
-def described(given: object) -> Path | None:
+def cache_folder(given: object) -> Path | None:
     """Where configuration and tokenizer of a local file are kept once they were read.
 
     transformers takes up to half a minute for them, in Python. A file that has changed since is
@@ -154,7 +241,7 @@ def described(given: object) -> Path | None:
 
 def remember(given: object, part: PretrainedConfig | PreTrainedTokenizerBase, name: str) -> None:
     """Keep a configuration or a tokenizer of a local file; a read-only home is no error."""
-    folder = described(given)
+    folder = cache_folder(given)
     if folder is None:
         return
     try:
@@ -167,7 +254,7 @@ def remember(given: object, part: PretrainedConfig | PreTrainedTokenizerBase, na
         return
 
 
-def unpacked() -> dict[str, Any]:
+def dequantize_options() -> dict[str, Any]:
     """What asks transformers for weights as numbers; older versions know nothing else."""
     try:
         from transformers import GgufConfig
@@ -176,182 +263,7 @@ def unpacked() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def plain(model: PreTrainedModel) -> PreTrainedModel:
+def without_quantization(model: PreTrainedModel) -> PreTrainedModel:
     """The model without the mark that its weights were packed: they are numbers now."""
     vars(model.config).pop("quantization_config", None)
     return model
-
-
-# The file as a model of transformers whose weights stay in its blocks.
-#
-# transformers knows which of its parameters a tensor of the file is, and in which order llama.cpp
-# wrote rows; blocks are reordered row by row and never widened. Norms and biases are float32.
-
-#: Files call types of values otherwise than blocks.
-_VALUES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-_MATRIX = 2  #: axes
-#: What weights are widened to whose blocks no kernel reads: numbers of a few bits times a half.
-_WIDENED = torch.float16
-
-
-class BlockWeights(NamedTuple):
-    """What was made of a file."""
-
-    model: PreTrainedModel
-    widened: str | None  #: which types were widened, in words; None: all are read in place
-
-
-def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockWeights:
-    """The model of this configuration, `kind` being its class of transformers, with its weights.
-
-    Raises UnsupportedModel for an architecture whose tensors cannot be read one by one: those are
-    to be dequantised as a whole. Raises ConfigurationError for tensors that are missing or damaged.
-    """
-    model = _empty(config, kind)
-    names, reorder = _mapping(file, model)
-    places = {id(module): (leaf, turned) for module, leaf, turned in packable(model)}
-    widened: Counter[str] = Counter()
-    for name, stored in file.tensors.items():
-        if name not in names:
-            continue
-        owner, _, leaf = names[name].rpartition(".")
-        module = model.get_submodule(owner)
-        known = places.get(id(module))
-        shape = module.get_parameter(leaf).shape
-        if known is not None and known[0] == leaf and len(stored.shape) == 2:
-            value: Tensor = _kept(stored, name, known[1], reorder, widened)
-        else:
-            value = torch.from_numpy(np.array(reorder(_numbers(stored), name), np.float32))
-        if value.shape != shape:
-            raise ConfigurationError(
-                f"{name} of {file.path} is of shape {list(value.shape)}; the model has "
-                f"{list(shape)}; the file was damaged, or made for another architecture"
-            )
-        module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-    model.tie_weights()
-    missing = [name for name, weight in model.named_parameters() if weight.is_meta]
-    if missing:
-        raise ConfigurationError(
-            f"{len(missing)} weights are not in {file.path}: {missing[0]}; download it again, or "
-            "convert it with a newer llama.cpp"
-        )
-    return BlockWeights(model.eval(), _said(widened))
-
-
-def _said(widened: Counter[str]) -> str | None:
-    if not widened:
-        return None
-    counts = ", ".join(f"{count} of type {kind}" for kind, count in sorted(widened.items()))
-    return (
-        f"{counts} are widened to float16, which takes more memory than the file: no kernel reads "
-        "such blocks; convert it to Q4_K_M, Q4_1 or Q8_0 to keep it small"
-    )
-
-
-def _empty(config: PretrainedConfig, kind: Any) -> PreTrainedModel:
-    """The model without weights; its buffers are computed."""
-    from accelerate import init_empty_weights  # type: ignore[import-untyped]
-    from transformers.initialization import no_init_weights
-
-    with init_empty_weights(include_buffers=False), no_init_weights():
-        made: PreTrainedModel = pretrained.empty_model(kind, config, trust=False)
-    return made
-
-
-class _Reorder:
-    """A tensor's values as the model has them, by what transformers does to them."""
-
-    def __init__(self, processor: Any) -> None:
-        self._processor = processor
-
-    def __call__(self, values: "np.ndarray[Any, Any]", name: str) -> "np.ndarray[Any, Any]":
-        put: dict[str, Tensor] = {}
-        made = self._processor.process(
-            weights=values, name=name, tensor_key_mapping={}, parsed_parameters={"tensors": put}
-        )
-        weights: np.ndarray[Any, Any] = (
-            next(iter(put.values())).numpy() if made.name is None and put else made.weights
-        )
-        return weights
-
-
-def _mapping(file: GgufFile, model: PreTrainedModel) -> tuple[dict[str, str], _Reorder]:
-    """Parameters by the names that the file has for them, and how their values are reordered."""
-    import gguf
-
-    def unmapped(why: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"tensors of {file.path} cannot be read one by one ({why}); got the architecture "
-            f"{file.architecture!r}; it can be dequantised as a whole: dtype='bfloat16'"
-        )
-
-    try:
-        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-    except ImportError as error:
-        raise unmapped("this version of transformers does not say how") from error
-    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    if file.architecture not in known or _by_other_means(file.architecture):
-        raise unmapped("transformers reads this architecture in another way")
-    if any(len(stored.shape) > _MATRIX for stored in file.tensors.values()):
-        raise unmapped("it has tensors of several experts each")
-    layers = int(decoder_of(model.config).num_hidden_layers)
-    table = gguf.get_tensor_name_map(known[file.architecture], layers)
-    names: dict[str, str] = {}
-    for ours, _ in model.named_parameters(remove_duplicate=False):
-        path, _, leaf = ours.rpartition(".")
-        while path:  # files may name parts as a model without its output layer does
-            theirs = table.get_name(path)
-            if theirs is not None:
-                names.setdefault(f"{theirs}.{leaf}", ours)
-                break
-            path = path.partition(".")[2]
-    config = model.config.to_dict()
-    return names, _Reorder(TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config))
-
-
-def _by_other_means(architecture: str) -> bool:
-    """Whether newer versions of transformers have transforms for it, beyond an order of rows."""
-    try:
-        from transformers.integrations.gguf.utils import is_gguf_arch_supported
-    except ImportError:
-        return False
-    return bool(is_gguf_arch_supported(architecture))
-
-
-def _kept(
-    stored: StoredTensor, name: str, turned: bool, reorder: _Reorder, widened: Counter[str]
-) -> WeightOnlyTensor:
-    """A weight in the blocks of the file, its rows in the order of the model's."""
-    outputs, inputs = stored.shape
-    numbers = np.arange(outputs)[:, None]
-    try:
-        order = reorder(numbers, name).ravel()
-    except ValueError:  # it looks at the columns, too
-        order = reorder(np.repeat(numbers, inputs, 1), name)[:, 0]
-    whole = np.array_equal(np.sort(order), numbers[:, 0])
-    form = _VALUES.get(stored.kind, stored.kind.lower())
-    if whole and form in FORMATS:
-        rows = stored.rows if np.array_equal(order, numbers[:, 0]) else stored.rows[order]
-        record = PackedWeight.from_blocks(torch.from_numpy(rows), form, inputs)
-        return WeightOnlyTensor(record, turned)
-    widened[stored.kind] += 1
-    values = _numbers(stored)[order] if whole else reorder(_numbers(stored), name)
-    dense = torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(_WIDENED)
-    return WeightOnlyTensor(PackedWeight.from_dense(dense), turned)
-
-
-def _numbers(stored: StoredTensor) -> "np.ndarray[Any, Any]":
-    """What is in the blocks, in float32."""
-    from gguf import GGMLQuantizationType, dequantize
-
-    kind = GGMLQuantizationType[stored.kind]
-    rows = stored.rows
-    if stored.kind in ("F32", "F16"):
-        rows = rows.view(np.float32 if stored.kind == "F32" else np.float16)
-    try:
-        return np.asarray(dequantize(rows, kind), np.float32).reshape(stored.shape)
-    except NotImplementedError as error:
-        raise ConfigurationError(
-            f"blocks of type {stored.kind} are read by nobody here; convert the file to Q8_0, "
-            "Q4_K_M or BF16"
-        ) from error

@@ -10,14 +10,10 @@ import importlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
-import numpy as np
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -32,104 +28,11 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, RemoteCodeRefused, first_line
+from outrider.errors import ConfigurationError, RemoteCodeRefused, first_line, kind_of
+from outrider.models import gguf
 from outrider.models.config import read
 from outrider.models.seq2seq import OWN
-
-# A reader of GGUF files that takes a word list in one go, for transformers to read with, or passes
-# over it, where tensors alone are wanted.
-#
-# The package `gguf` has a reader that slices a mapped file for every word of a tokenizer, for each
-# value several times: 7.6 s of a processor for the 150,000 words of Qwen2.5, and transformers reads
-# a file once for its configuration and once for its tokenizer. This one fills in the same fields,
-# from one view a list: 0.4 s.
-
-_LOCK = RLock()  #: transformers imports the reader by name at every call: one swap at a time
-
-
-@contextmanager
-def quick_gguf_reader(file: str | None) -> Iterator[None]:
-    """While it lasts transformers reads GGUF metadata so; None: there is no such file to read.
-
-    >>> with quick_gguf_reader(None):
-    ...     pass
-    """
-    if file is None:
-        yield
-        return
-    package: Any = import_module("gguf")
-    with _LOCK:
-        before, package.GGUFReader = package.GGUFReader, _reader(package, lists=True)
-        try:
-            yield
-        finally:
-            package.GGUFReader = before
-
-
-def gguf_tensors(path: Path) -> Any:
-    """The package's reader of a file, mapped, whose `tensors` and `fields` are there, but no list.
-
-    Raises ValueError for what is no such file, or a damaged one.
-    """
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
-    try:
-        read = _reader(import_module("gguf"), lists=False)(path, "c")  # torch wants to write to it
-    except (ValueError, LookupError) as error:
-        raise ValueError(f"it is damaged, or of another version: {error}") from error
-    if read.byte_order != "I":
-        raise ValueError("its numbers have another order of bytes than this machine's")
-    return read
-
-
-def _reader(gguf: Any, lists: bool) -> Any:
-    """The package's reader, but for lists of numbers or strings in this machine's byte order, whose
-    contents are left out where no `lists` are wanted."""
-    kinds = gguf.GGUFValueType
-
-    class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # the package has no types
-        def _get(self, offset: int, dtype: Any, count: int = 1, *how: Any, **named: Any) -> Any:
-            end = int(offset) + int(count) * np.dtype(dtype).itemsize
-            if end > len(self.data):
-                raise ValueError(
-                    f"it ends within its data, at byte {len(self.data)} of {end} or more"
-                )
-            return super()._get(offset, dtype, count, *how, **named)
-
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if int(raw_type) == kinds.ARRAY and self.byte_order == "I":
-                found = self._list(int(orig_offs))
-                if found is not None:
-                    return found
-            return super()._get_field_parts(orig_offs, raw_type)
-
-        def _list(self, at: int) -> Any:
-            head = [self._get(at, np.uint32), self._get(at + 4, np.uint64)]
-            kind, count, start = kinds(int(head[0][0])), int(head[1][0]), at + 12
-            types = [kinds.ARRAY, kind] if count else [kinds.ARRAY]
-            number = self.gguf_scalar_to_np.get(kind)
-            if number is not None:
-                values = self._get(start, number, count)
-                if not lists:
-                    return 12 + values.nbytes, head, [], types
-                return 12 + values.nbytes, [*head, *values[:, None]], [*range(2, 2 + count)], types
-            if kind != kinds.STRING:
-                return None
-            words: Any = np.asarray(self.data)  # the same pages; slices are cheaper
-            parts, where, data = list(head), start, memoryview(words)
-            for _ in range(count):
-                size = int.from_bytes(data[where : where + 8], "little")
-                end = where + 8 + size
-                if end > len(data):
-                    raise ValueError("it ends within a list of strings")
-                if lists:
-                    parts += [words[where : where + 8].view(np.uint64), words[where + 8 : end]]
-                where = end
-            return where - at, parts, [*range(3, len(parts) + 1, 2)], types
-
-    return QuickReader
-
+from outrider.types import Tokenizer
 
 _log = logging.getLogger("outrider.security")
 
@@ -163,7 +66,7 @@ def read_config(where: str, trust: bool, **how: Any) -> PretrainedConfig:
     'qwen2'
     """
     try:
-        with quick_gguf_reader(how.get("gguf_file")):
+        with gguf.quick_reader(how.get("gguf_file")):
             config: PretrainedConfig = AutoConfig.from_pretrained(
                 where, trust_remote_code=trust, **how
             )
@@ -223,7 +126,7 @@ def read_model(kind: Any, where: str, trust: bool, **how: Any) -> Any:
     for code nobody asked for.
     """
     try:
-        with quick_gguf_reader(how.get("gguf_file")):
+        with gguf.quick_reader(how.get("gguf_file")):
             return kind.from_pretrained(where, trust_remote_code=trust, weights_only=True, **how)
     except ImportError as error:
         if not trust or not _has_own(where, error):
@@ -269,7 +172,7 @@ def read_adapter(model: PreTrainedModel, where: str) -> tuple[Any, Any]:
 def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBase:
     """A tokenizer. Raises ConfigurationError for code nobody asked for."""
     try:
-        with quick_gguf_reader(how.get("gguf_file")):
+        with gguf.quick_reader(how.get("gguf_file")):
             made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 where, trust_remote_code=trust, **how
             )
@@ -316,3 +219,91 @@ def _explained(error: ValueError, where: str) -> ValueError:
     if "trust_remote_code" not in str(error) or isinstance(error, ConfigurationError):
         return error
     return _refused(where, "its auto_map names files to run")
+
+
+# Tokenizers as they lie in folders: read, absent, or broken with the reason.
+
+#: Files that a tokenizer is read from: a folder without any has none.
+_TOKENIZER_FILES = tuple(
+    """
+    tokenizer.json tokenizer.model tokenizer_config.json tekken.json spiece.model spm.model
+    spm_char.model sentencepiece.model sentencepiece.bpe.model source.spm vocab.json
+    vocab-src.json vocab.txt vocab.bpe merges.txt bpe.codes dict.txt prophetnet.tokenizer
+    qwen.tiktoken
+    """.split()
+)
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """The files of a tokenizer that this folder has."""
+    return [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+
+
+def tokenizer_beside(given: str | Path, role: str, trust: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model's folder, hub name or GGUF file; None where there is none.
+
+    Raises ConfigurationError for one that is there and cannot be used.
+    """
+    known = gguf.cache_folder(given)
+    if known is not None and (known / "tokenizer").is_dir():
+        with suppress(OSError, ValueError):
+            return read_tokenizer(str(known / "tokenizer"), trust)
+    where, how = gguf.locate(given)
+    folder = Path(given)
+    there = tokenizer_files(folder)
+    try:
+        made = read_tokenizer(where, trust, **how)
+        gguf.remember(given, made, "tokenizer")
+    except RemoteCodeRefused:
+        raise
+    except Exception as error:  # the tokenizers library raises plain ones
+        if folder.is_dir() and not there:
+            return None
+        if isinstance(error, ImportError):
+            raise ConfigurationError(
+                f"the tokenizer of {given} needs a package that is not installed "
+                f"({first_line(error)}); install it, or pass tokenizer=..."
+            ) from error
+        if not there and isinstance(error, (OSError, ValueError)):
+            return None
+        why = kind_of(error)
+        if isinstance(error, TypeError) and "NoneType" in why:  # a path that is None
+            why = "a file that it is read from, beside those, is missing"
+        raise ConfigurationError(
+            f"cannot read the tokenizer of the {role} model; got {str(given)!r} "
+            f"({', '.join(there[:3]) or 'no file of it'}: {why}); download it again, or pass "
+            "tokenizer=..."
+        ) from error
+    names = {*made.vocab_files_names.values(), "tokenizer.json"}
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        return None  # some families make an empty one of nothing
+    return made
+
+
+def is_processor(given: object) -> bool:
+    """Whether it reads images or sound besides text: a processor, which has a tokenizer."""
+    return read(given, "tokenizer", PreTrainedTokenizerBase) is not None
+
+
+def resolve_tokenizer(
+    given: str | Path | PreTrainedTokenizerBase, trust: bool = False
+) -> PreTrainedTokenizerBase:
+    """A tokenizer that was given by path, hub name or as an object."""
+    if not isinstance(given, (str, Path)):
+        inner = read(given, "tokenizer", PreTrainedTokenizerBase)
+        if inner is not None:  # a processor's
+            return inner
+        if not isinstance(given, Tokenizer):
+            do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
+            arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
+        return given
+    where, how = gguf.locate(given)
+    try:
+        return read_tokenizer(where, trust, **how)
+    except RemoteCodeRefused:
+        raise
+    except Exception as error:  # the tokenizers library raises plain ones
+        raise ConfigurationError(
+            f"cannot load the tokenizer; got {str(given)!r} ({kind_of(error)}); check the path "
+            "or pass a tokenizer"
+        ) from error

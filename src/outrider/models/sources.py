@@ -28,13 +28,13 @@ from outrider.models import (
     auto_classes,
     foreign_layers,
     gguf,
+    gguf_weights,
     linear,
     load_checks,
     peft_models,
     placement,
     pretrained,
     reads_more,
-    tokenizer_files,
     unsupported,
     weight_only,
 )
@@ -102,7 +102,7 @@ class ModelSource:
         if self.adapter is not None:  # what is said of its base is said of it
             self._check_whole()
             self.files = given = self.adapter.base
-        self._where, self._how = gguf.located(given)
+        self._where, self._how = gguf.locate(given)
         if self._how:
             self._check_whole()
         try:
@@ -132,7 +132,7 @@ class ModelSource:
         auto_class(self.config)  # refuses what is no language model
 
     def _configuration(self) -> PretrainedConfig:
-        known = gguf.described(self.files)
+        known = gguf.cache_folder(self.files)
         if known is not None:
             with suppress(OSError, ValueError):
                 return pretrained.read_config(str(known / "config"), self.trust)
@@ -295,7 +295,7 @@ class ModelSource:
 
     def stored(self) -> gguf.GgufFile:
         """The tensors of a GGUF file. Raises ConfigurationError for a damaged one."""
-        return gguf.opened(self._where, self._how)
+        return gguf.open_file(self._where, self._how)
 
     @property
     def quantised_by(self) -> str | None:
@@ -342,7 +342,7 @@ class ModelSource:
             made, dtype = None, "float16"  # what it is unpacked to, if its blocks cannot be kept
             try:
                 kind = auto_class(self.config)
-                made, self.widened = gguf.block_weights(self.stored(), self.config, kind)
+                made, self.widened = gguf_weights.block_weights(self.stored(), self.config, kind)
             except UnsupportedModel as error:
                 self.widened = str(error)
             if self.widened:
@@ -380,7 +380,9 @@ class ModelSource:
         logging.disable_progress_bar()
         how = {"dtype": DTYPES[dtype], **self._how}
         if self._how:
-            return gguf.plain(auto_classes.read_weights(self, **how, **gguf.unpacked()).to(device))
+            return gguf.without_quantization(
+                auto_classes.read_weights(self, **how, **gguf.dequantize_options()).to(device)
+            )
         if self.group is not None:
             return auto_classes.read_part(self, **how)
         return auto_classes.read_weights(self, **how).to(device)
@@ -402,14 +404,14 @@ class ModelSource:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
-        return tokenizer_files.beside(self._words, self.role, self.trust)
+        return pretrained.tokenizer_beside(self._words, self.role, self.trust)
 
     @property
     def _words(self) -> str | Path:
         """Where a tokenizer is looked for: in an adapter's folder, if it has one of its own."""
         assert isinstance(self.files, (str, Path))
         folder = None if self.adapter is None else self.adapter.folder
-        if folder is not None and tokenizer_files.found(folder):
+        if folder is not None and pretrained.tokenizer_files(folder):
             return folder
         return self.files
 

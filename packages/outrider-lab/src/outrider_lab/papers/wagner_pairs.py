@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from outrider.errors import ConfigurationError, first_line
 from outrider.models import layer_subset
 from outrider.models.config import read
+from outrider.models.pretrained import resolve_tokenizer
 from outrider.models.sources import ModelSource
-from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import shipped
 from outrider_lab.bench.prompts import read_rows
 from outrider_lab.papers.score import ROUGE_1, Score
@@ -98,7 +98,7 @@ def load_pair(
     """
     sources = [ModelSource(target, "target")]  # all of them, before weights are read
     sources += [ModelSource(draft, "draft")] if draft is not None else []
-    tokenizer = read_tokenizer(target)
+    tokenizer = resolve_tokenizer(target)
     big, *others = (weights(source, device, dtype) for source in sources)
     small = others[0] if others else without_layers(big, skip)
     for model in (big, small):

@@ -16,8 +16,8 @@ from transformers import GenerationMixin, PreTrainedModel, WhisperForCausalLM
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
 from outrider.models.config import is_speech
 from outrider.models.layer_subset import LayerSubsetSource, is_folder
+from outrider.models.pretrained import resolve_tokenizer
 from outrider.models.sources import ModelSource
-from outrider.models.tokenizer_files import read_tokenizer
 from outrider.shipped import WHISPER_DRAFT, shipped
 from outrider.speech.audio import look
 from outrider.speech.speech_model import WhisperModel, opened
@@ -52,7 +52,7 @@ def speech_pair(
     if draft == WHISPER_DRAFT:
         draft = str(shipped(WHISPER_DRAFT))
     big = weights(source, device, dtype)
-    tokenizer = read_tokenizer(target)
+    tokenizer = resolve_tokenizer(target)
     hearing = opened(target, target, big, tokenizer)
     assert hearing is not None, "it is a Whisper"
     small = (
