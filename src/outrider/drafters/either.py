@@ -152,7 +152,6 @@ class Either:
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """The target's states that the draft model reads."""
         return self.drafted.aux_layers
 
     @property
@@ -173,7 +172,6 @@ class Either:
         return self.drafted.model
 
     def by_model(self, memory: EitherState) -> Sequence[bool]:
-        """In which rows the last draft was the model's."""
         return [sides.drafted for sides in memory.sides.rows]
 
     def reads(self, memory: EitherState) -> int:

@@ -129,7 +129,6 @@ class Cross:
         return Cross(table, [self.slots[row] for row in rows], self.most, self.kept)
 
     def put(self, into: Sequence[int], other: "Cross") -> "Cross":
-        """The rows of `other` in these rows; numbers behind the last row add rows."""
         rows, most = max(self.rows, 1 + max(into, default=-1)), max(self.most, other.most)
         have = self.table.shape[1]
         if rows > have:

@@ -68,7 +68,6 @@ class TranslatedCache:
         return TranslatedCache(self.own.take(rows), texts, self.capacity)
 
     def put(self, into: Sequence[int], other: "TranslatedCache") -> "TranslatedCache":
-        """The rows of `other` at these rows."""
         both = dict(enumerate(self.rows))
         both |= {at: row.copy() for at, row in zip(into, other.rows, strict=True)}
         own = self.own.put(into, other.own)
@@ -76,7 +75,6 @@ class TranslatedCache:
         return TranslatedCache(own, [both[row] for row in range(len(both))], capacity)
 
     def narrow(self, rows: int) -> "TranslatedCache":
-        """The first rows."""
         return TranslatedCache(self.own.narrow(rows), self.rows[:rows], self.capacity)
 
 

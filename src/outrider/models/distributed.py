@@ -315,7 +315,6 @@ class ShardedModel(ModelWrapper[TreeDecoder]):
                 raise
 
     def keep(self, cache: ShardedCache, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move the accepted paths' entries next to their roots."""
         self.model.keep(cache.own, first_B, path_BD)
         self._wire.later(Order(Shard.keep, (cache.number,)), first_B, path_BD)
 

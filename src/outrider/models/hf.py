@@ -178,7 +178,6 @@ class TransformersRunner:
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits of the (last) nodes, and their states at the aux layers."""
         tokens_BQ, positions_BQ, _, visible_BQW, _ = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
         with self.around(keys_BW, positions_BQ, visible_BQW):
@@ -287,7 +286,6 @@ class TransformersRunner:
         return nullcontext()
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
-        """Logits of a whole sequence by the model's own means: no cache and no mask of ours."""
         return self.logits_of(tokens_1Q)
 
     def logits_of(self, tokens_1Q: Tensor, **given: object) -> Tensor:

@@ -97,7 +97,6 @@ class MllamaRunner(ImageCrossAttentionRunner):
         aux_layers: tuple[int, ...] = (),
         known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
-        """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         self._lend(cache, [DynamicLayer() for _ in self._crossing])
         return super().read_media(cache, prompt, inputs, aux_layers, known)
 

@@ -67,7 +67,6 @@ class PaliGemmaRunner(MultiModalRunner):
             )
 
     def _run(self, cache: SlotCache, call: ForwardCall) -> Output:
-        """The model's own forward."""
         mask = call.mask
         if not isinstance(mask, dict):
             return super()._run(cache, call)

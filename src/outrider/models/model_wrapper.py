@@ -53,14 +53,12 @@ class ModelWrapper(Generic[M, C]):
         return capturable(self.model)
 
     def width(self, slots: int) -> int:
-        """The least visible width of so many slots."""
         return self.model.width(slots)
 
     def examine(self, inputs: Inputs) -> None:
         self.model.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
-        """The inputs with `encoded`."""
         return self.model.encode(inputs)
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> C:
@@ -73,13 +71,10 @@ class ModelWrapper(Generic[M, C]):
         return self.model.forward(cache, nodes, last=last, aux_layers=aux_layers)
 
     def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move the entries of accepted paths next to their roots."""
         self.model.keep(cache, first_B, path_BD)
 
     def learn(self, cache: C, told: ToldStates) -> None:
-        """Be told the target's states of some tokens."""
         self.model.learn(cache, told)
 
     def probe(self, rows: int) -> Inputs | None:
-        """Some inputs; None for a model of text alone."""
         return self.model.probe(rows)

@@ -274,7 +274,6 @@ class PrefixHits(NamedTuple):
         return found
 
     def mark(self, model: LanguageModel, cache: Cache, rows: Sequence[int], line: int) -> None:
-        """Copy the states of these rows, which have read so many tokens."""
         assert isinstance(cache, SlotCache)
         assert cache.recurrent is not None
         for row in rows:

@@ -216,7 +216,6 @@ class ModelSource:
     def not_numbers(
         self, error: NumericalError, dtype: str, device: torch.device
     ) -> NumericalError:
-        """What is wrong where scores are no numbers."""
         loaded = self.model(dtype, device)
         bad = [name for name, w in loaded.named_parameters() if not bool(w.isfinite().all())]
         where = f"{len(bad)} of its weights have NaN or infinity, first {bad[0]}" if bad else ""

@@ -84,7 +84,6 @@ class TranscriptionRunner:
         self._going.pop(request_id, None)
 
     def release(self, request_id: int) -> None:
-        """Keep nothing of a recording that is over."""
         self.errors.pop(request_id, None)
 
     def cached(self, request_id: int) -> int:

@@ -191,21 +191,17 @@ class InProcessClient(EngineClient):
 
     @property
     def fault(self) -> BaseException | None:
-        """What has ended it, if anything has."""
         return self._loop.fault
 
     @property
     def alive(self) -> bool:
-        """Whether it decodes."""
         return self._loop.alive and not self._closing
 
     @property
     def still(self) -> float:
-        """Seconds since it has last ended a turn."""
         return self._loop.still
 
     def start(self) -> None:
-        """Begin to decode."""
         self._loop.start()
 
     def join(self, timeout: float | None = None) -> bool:

@@ -182,7 +182,6 @@ class EngineLoop(threading.Thread):
 
     @property
     def alive(self) -> bool:
-        """Whether it decodes."""
         return self.is_alive() and self.fault is None and not self._closing
 
     @property

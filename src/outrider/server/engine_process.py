@@ -139,12 +139,10 @@ class ProcessClient(EngineClient):
 
     @property
     def alive(self) -> bool:
-        """Whether it decodes."""
         return self._fault is None and not self._closing and not self._reviving
 
     @property
     def still(self) -> float:
-        """Seconds since it has last ended a turn."""
         return time.monotonic() - self._pulse
 
     def start(self) -> None:

@@ -100,7 +100,6 @@ class ParallelHead:
         cache.known_B.copy_(told.known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move the states of accepted paths next to their roots."""
         cache.told.keep(first_B, path_BD)
 
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
@@ -170,7 +169,6 @@ class BlockwiseSource(TargetBoundSource):
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
     ) -> HeadModel:
-        """The heads as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
         output = model.get_output_embeddings()
         try:

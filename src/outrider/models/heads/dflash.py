@@ -179,7 +179,6 @@ class MaskedBlockHead:
         cache.known_B.copy_(told.known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move the context of accepted paths next to their roots."""
         cache.entries.keep(first_B, path_BD)
 
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
@@ -358,7 +357,6 @@ class DFlashSource(TargetBoundSource):
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
     ) -> HeadModel:
-        """The head as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
         weights = formats.weights_of(self.given)
         ids = formats.known_ids(

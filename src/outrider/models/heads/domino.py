@@ -132,10 +132,8 @@ class DominoSource(DFlashSource):
         return int(self.config.vocab_size)
 
     def module(self, **lent: Tensor | None) -> DFlash:
-        """The module, without its weights."""
         return Domino(self._asked, self._sizes, self._pure, **lent)
 
     def runner(self, head: DFlash) -> MaskedBlockHead:
-        """What drafts with it."""
         assert isinstance(head, Domino)
         return DominoHead(head)

@@ -146,11 +146,9 @@ class DSparkSource(DFlashSource):
         self._markov, self._rank = _sequential(self.given, fields)
 
     def module(self, **lent: Tensor | None) -> DFlash:
-        """The module, without its weights."""
         return DSpark(self._asked, self._markov, self._rank, self._anchored, **lent)
 
     def runner(self, head: DFlash) -> MaskedBlockHead:
-        """What drafts with it."""
         assert isinstance(head, DSpark)
         return DSparkHead(head)
 

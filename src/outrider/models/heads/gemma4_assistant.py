@@ -246,7 +246,6 @@ class Gemma4AssistantSource(TargetBoundSource):
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
     ) -> HeadModel:
-        """The assistant as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
         assistant = self._loaded(setting.dtype, device)
         head = KVSharedHead(assistant, model)

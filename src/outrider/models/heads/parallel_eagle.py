@@ -141,11 +141,9 @@ class PEagleSource(HeadSource):
         self._mask, self._depth = masks[0], _depth(fields)
 
     def module(self, config: Eagle3Config, **lent: Tensor | None) -> Eagle3:
-        """The module, without its weights."""
         return ParallelEagle(config, **lent)
 
     def runner(self, head: StateHead, module: Eagle3) -> AutoregressiveHead:
-        """What drafts with it; `head` may be a faster form of the module."""
         assert isinstance(module, ParallelEagle)
         return ParallelDraftingHead(head, module, self._mask, self._depth)
 

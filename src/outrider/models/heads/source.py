@@ -54,7 +54,6 @@ class HeadSource(TargetBoundSource):
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
     ) -> HeadModel:
-        """The head as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
         if self._aux_layers is None:
             self._aux_layers = self._measured(model, setting.dtype)

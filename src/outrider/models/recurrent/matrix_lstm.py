@@ -38,7 +38,6 @@ class MatrixMemory(ElementwiseState):
         return inputs[1:]
 
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """The state behind one node, written to `into`: it may be `state`."""
         key, value, given, kept = entries
         faded = kept + state[..., -1, 0]
         most = torch.maximum(faded, given)

@@ -30,7 +30,6 @@ class OuterProductState:
         return self.fused and compiled.unsupported_reason(state) is None
 
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """The state behind one node, written to `into`: it may be `state`."""
         decay, key, delta = entries
         if compiled.unsupported_reason(state) is None:
             made = torch.empty_like(state) if into is None else into

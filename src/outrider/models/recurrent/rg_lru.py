@@ -32,7 +32,6 @@ class GatedLinearRecurrence(ElementwiseState):
         return inputs
 
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """The state behind one node, written to `into`: it may be `state`."""
         decay, added = entries
         return torch.mul(state, decay, out=into).add_(added)
 

@@ -57,7 +57,6 @@ class RecurrentRunner(TransformersRunner):
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, aux_layers: tuple[int, ...]
     ) -> Output:
-        """Logits of the (last) nodes, and their states at the aux layers."""
         try:
             return super().__call__(cache, nodes, last, aux_layers)
         finally:
@@ -93,7 +92,6 @@ class RecurrentMultiModalRunner(MultiModalRunner, RecurrentRunner):
         aux_layers: tuple[int, ...] = (),
         known: EncoderCache | None = None,
     ) -> tuple[int, tuple[Tensor, ...]]:
-        """Read a row's prompt up to its last placeholder: see `MultiModalRunner`."""
         try:
             return super().read_media(cache, prompt, inputs, aux_layers, known)
         finally:

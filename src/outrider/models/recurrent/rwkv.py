@@ -39,7 +39,6 @@ class FadingAverage(ElementwiseState):
         state[:, 2] = _LOWEST
 
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """The state behind one node, written to `into`: it may be `state`."""
         key, value, passes = entries
         top, bottom, most = state.unbind(1)
         faded = most + self._decay_A * passes

@@ -32,7 +32,6 @@ class SelectiveScan(ElementwiseState):
         return inputs[:3]
 
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """The state behind one node, written to `into`: it may be `state`."""
         dt, added, b = entries
         decay = (dt[..., None] * self._a_IN).exp_()
         made = torch.mul(state, decay, out=decay if into is None else into)

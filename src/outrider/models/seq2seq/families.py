@@ -89,7 +89,6 @@ class BigBirdPegasusRunner(Seq2SeqRunner):
     encoder = _Reader
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
-        """Logits of a whole text by the model's own means."""
         with _as_configured(self.model):
             return super().plain(tokens_1Q, inputs)
 
@@ -273,7 +272,6 @@ class BlipRunner(StatesRunner):
             self.reader = _VisionReader(model, self.crossed, states_width(model.config))
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor:
-        """Logits of a whole text by the model's own means."""
         if inputs is None or inputs.encoded is not None:
             return super().plain(tokens_1Q, inputs)
         assert isinstance(self.reader, EncoderReader), f"{self.name} has no encoder in use"

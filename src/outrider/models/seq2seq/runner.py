@@ -100,7 +100,6 @@ class CrossAttentionCache:
         return self._show(rows)
 
     def narrow(self, rows: int) -> Self:
-        """The first rows, without a copy."""
         return self._show(rows)
 
     def derive(self) -> None:
