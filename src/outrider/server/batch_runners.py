@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from outrider.types import LanguageModel
 
 SPEECH = "speech"
 AnyTranscription = Transcription | PromptedTranscription
+W = TypeVar("W")  #: what is under way
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,56 +40,67 @@ class TranscriptionOutput(NamedTuple):
     transcript: Transcript | None = None
 
 
-class TranscriptionRunner:
+class RunTable(Generic[W]):
+    """Requests under way by their ids: what `BatchRunner`s that copy nothing have in common."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, W] = {}
+        self._count = 0
+        self.errors: dict[int, Exception] = {}
+
+    @property
+    def done(self) -> bool:
+        return not self._running
+
+    def _add(self, work: W) -> int:
+        """It is under way; its id."""
+        self._running[self._count] = work
+        self._count += 1
+        return self._count - 1
+
+    def end(self, request_id: int, reason: str) -> None:
+        self._running.pop(request_id, None)
+
+    def release(self, request_id: int) -> None:
+        self.errors.pop(request_id, None)
+
+    def cached(self, request_id: int) -> int:
+        """Nothing is copied."""
+        return 0
+
+
+class TranscriptionRunner(RunTable[AnyTranscription]):
     """Requests of one model that hears. A `BatchRunner`.
 
     `begin` is `transcription` with the model's engine, or `prompted`.
     """
 
     def __init__(self, begin: Callable[[TranscriptionRequest], AnyTranscription]) -> None:
+        super().__init__()
         self._begin = begin
-        self._going: dict[int, AnyTranscription] = {}
-        self._count = 0
-        self.errors: dict[int, Exception] = {}
-
-    @property
-    def done(self) -> bool:
-        return not self._going
 
     def submit(self, request: TranscriptionRequest) -> int:
         """Take a recording; its id. Raises what the model cannot honour."""
-        self._going[self._count] = self._begin(request)
-        self._count += 1
-        return self._count - 1
+        return self._add(self._begin(request))
 
     def step(self) -> list[TranscriptionOutput]:
         """A turn of each; what it brought, and who is over."""
-        return [self._turn(request_id, one) for request_id, one in list(self._going.items())]
+        return [self._turn(request_id, one) for request_id, one in list(self._running.items())]
 
     def _turn(self, request_id: int, one: AnyTranscription) -> TranscriptionOutput:
         try:
             segments = one.step()
         except Exception as error:  # this recording's own
             self.errors[request_id] = error
-            del self._going[request_id]
+            del self._running[request_id]
             return TranscriptionOutput(request_id, [], "error")
         if not one.done:
             return TranscriptionOutput(request_id, segments)
-        del self._going[request_id]
+        del self._running[request_id]
         if one.errors:
             self.errors[request_id] = one.errors[0]
             return TranscriptionOutput(request_id, segments, "error")
         return TranscriptionOutput(request_id, segments, "stop", one.transcripts[0])
-
-    def end(self, request_id: int, reason: str) -> None:
-        self._going.pop(request_id, None)
-
-    def release(self, request_id: int) -> None:
-        self.errors.pop(request_id, None)
-
-    def cached(self, request_id: int) -> int:
-        """Nothing of a recording is copied."""
-        return 0
 
 
 SCORES = "prompt_scores"
@@ -105,7 +117,7 @@ class _PromptRead:
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
-class PromptScores:
+class PromptScores(RunTable[_PromptRead]):
     """Prompts being read, a piece of each in every step. A `BatchRunner`.
 
     The one block of a request has no tokens, and `logprobs` and `likeliest` for every token of its
@@ -113,14 +125,8 @@ class PromptScores:
     """
 
     def __init__(self, target: LanguageModel) -> None:
+        super().__init__()
         self._target = target
-        self._going: dict[int, _PromptRead] = {}
-        self._count = 0
-        self.errors: dict[int, Exception] = {}
-
-    @property
-    def done(self) -> bool:
-        return not self._going
 
     def submit(self, request: Request) -> int:
         """Take a prompt; its id. Raises what is wrong with it."""
@@ -128,17 +134,15 @@ class PromptScores:
         assert request.logprobs is not None
         cache = self._target.open(1, self._target.width(len(request.prompt)))
         assign_adapters(cache, [request])
-        self._going[self._count] = _PromptRead(request, request.logprobs, cache)
-        self._count += 1
-        return self._count - 1
+        return self._add(_PromptRead(request, request.logprobs, cache))
 
     def step(self) -> list[StepOutput]:
         """Read a piece of each prompt; the blocks of those that are read."""
         over = []
-        for request_id, one in list(self._going.items()):
+        for request_id, one in list(self._running.items()):
             self._read(one)
             if one.read + 1 >= len(one.request.prompt):
-                del self._going[request_id]
+                del self._running[request_id]
                 logs = StepOutput(request_id, [], 0, "length", 0, None, one.logs, one.likeliest)
                 over.append(logs)
         return over
@@ -161,14 +165,3 @@ class PromptScores:
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         one.likeliest += [list(zip(ids, values, strict=True)) for ids, values in rows]
         one.read = stop
-
-    def end(self, request_id: int, reason: str) -> None:
-        self._going.pop(request_id, None)
-
-    def release(self, request_id: int) -> None:
-        """Keep nothing of a prompt that is read."""
-        self.errors.pop(request_id, None)
-
-    def cached(self, request_id: int) -> int:
-        """Nothing of a prompt is copied: what is asked for is what the model says of all of it."""
-        return 0

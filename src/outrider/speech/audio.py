@@ -314,6 +314,13 @@ def _decoded(path: Path, why: str) -> Samples:
     return samples
 
 
+def look_at_all(given: Any, sampling_rate: int | None, usual: int) -> tuple[list[Recording], bool]:
+    """Every recording of a call, looked at, and whether it gives a list of them."""
+    is_list = several(given)
+    each = given if is_list else [given]
+    return [look(one, number, sampling_rate, usual) for number, one in enumerate(each)], is_list
+
+
 def several(given: object) -> bool:
     """Whether a call gives a list of recordings; a list of numbers is one.
 

@@ -19,7 +19,7 @@ from outrider.errors import ConfigurationError, OutriderError
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.speech import audio, vad
 from outrider.speech.audio import Recording, Samples
-from outrider.speech.result import Segment, SegmentStream, Transcript, TranscriptStats, whole_text
+from outrider.speech.result import Segment, SegmentStream, TranscriptStats
 from outrider.speech.settings import TranscribeSettings, compression_ratio
 from outrider.types import Inputs, MultiModalInputs
 
@@ -145,7 +145,7 @@ class PromptedTranscription(SegmentStream):
                 samples = recording.read(self._model.rate)
                 spans = self._spans(samples, recording.name)
             except OutriderError as error:
-                self._failed(number, error)
+                self._tell_error(number, error)
                 continue
             stats = TranscriptStats(audio_seconds=len(samples) / self._model.rate)
             fresh = _HeardRecording(number, samples, deque(enumerate(spans)), stats)
@@ -235,32 +235,16 @@ class PromptedTranscription(SegmentStream):
 
     def _finish(self, one: _HeardRecording) -> None:
         self._open.remove(one)
-        segments = tuple(one.segments)
-        one.stats.decoded.seconds = one.stats.decoder_ms / 1e3
-        self.transcripts[one.number] = Transcript(
-            whole_text(segments),
-            self.settings.language,
-            segments,
-            one.stats.audio_seconds,
-            one.stats,
-            self.settings.told("pauses" if self.settings.vad is None else "vad"),
-            self.recordings[one.number].name,
-        )
+        settings = self.settings.told("pauses" if self.settings.vad is None else "vad")
+        self._tell_transcript(one, self.settings.language, settings)
 
     def _fail(self, one: _HeardRecording, error: Exception) -> None:
-        """This recording is over; the others go on."""
-        if not isinstance(error, OutriderError):
-            raise error
+        """This recording is over."""
+        self._tell_error(one.number, error)
+        self._open.remove(one)
         for row in [row for row, window in self._rows.items() if window.recording is one]:
             self._run.end(row)
             del self._rows[row]
-        if one in self._open:
-            self._open.remove(one)
-            self._failed(one.number, error)
-
-    def _failed(self, number: int, error: OutriderError) -> None:
-        error.add_note(f"while transcribing {self.recordings[number].name}")
-        self.errors[number] = error
 
 
 def _refuse(settings: TranscribeSettings, name: str) -> None:
@@ -293,9 +277,5 @@ def prompted(
     Raises AudioError for what is missing or empty, ConfigurationError for settings that such a
     model cannot honour.
     """
-    several = audio.several(given)
-    recordings = [
-        audio.look(one, number, settings.sampling_rate, model.rate)
-        for number, one in enumerate(given if several else [given])
-    ]
+    recordings, several = audio.look_at_all(given, settings.sampling_rate, model.rate)
     return PromptedTranscription(engine, model, recordings, settings, several)

@@ -116,6 +116,10 @@ class OpenRecording(Protocol):
     def segments(self) -> Sequence[Segment]:
         """What has been said of it."""
 
+    @property
+    def stats(self) -> TranscriptStats:
+        """What it took so far."""
+
 
 class SegmentStream(Iterator[Segment], ABC):
     """The segments of one recording or several, in the order of each.
@@ -150,6 +154,24 @@ class SegmentStream(Iterator[Segment], ABC):
             return self.recordings[number].seconds
         found = [one for one in self._under_way() if one.number == number and one.segments]
         return found[0].segments[-1].end if found else 0.0
+
+    def _tell_transcript(
+        self, one: OpenRecording, language: str | None, settings: Mapping[str, object]
+    ) -> None:
+        """All of a recording has been heard, by these settings."""
+        segments, stats = tuple(one.segments), one.stats
+        stats.decoded.seconds = stats.decoder_ms / 1e3
+        name, text = self.recordings[one.number].name, whole_text(segments)
+        self.transcripts[one.number] = Transcript(
+            text, language, segments, stats.audio_seconds, stats, settings, name
+        )
+
+    def _tell_error(self, number: int, error: Exception) -> None:
+        """A recording has failed; the others go on. Raises what is no error of a recording's."""
+        if not isinstance(error, OutriderError):
+            raise error
+        error.add_note(f"while transcribing {self.recordings[number].name}")
+        self.errors[number] = error
 
     def step(self) -> list[Segment]:
         """One turn, a step of the model at most; the segments that it brought."""

@@ -10,7 +10,7 @@ from outrider.errors import ConfigurationError, OutriderError
 from outrider.speech import audio, captions, speech_model, word_timestamps
 from outrider.speech.audio import Recording
 from outrider.speech.captions import ReferenceAligner
-from outrider.speech.result import Segment, SegmentStream, Transcript, TranscriptStats, whole_text
+from outrider.speech.result import Segment, SegmentStream, TranscriptStats
 from outrider.speech.settings import TranscribeSettings
 from outrider.speech.speech_model import WhisperModel
 from outrider.speech.vocabulary import Vocabulary
@@ -234,24 +234,11 @@ class Transcription(SegmentStream):
 
     def _finish(self, track: _RecordingState) -> None:
         self._tracks.remove(track)
-        segments = tuple(track.segments)
-        track.stats.decoded.seconds = track.stats.decoder_ms / 1e3
-        self.transcripts[track.number] = Transcript(
-            whole_text(segments),
-            track.language,
-            segments,
-            track.stats.audio_seconds,
-            track.stats,
-            self.settings.told(track.windows.kind),
-            track.recording.name,
-        )
+        self._tell_transcript(track, track.language, self.settings.told(track.windows.kind))
 
     def _fail(self, track: _RecordingState, error: Exception) -> None:
-        """This recording is over; the others go on."""
-        if not isinstance(error, OutriderError):
-            raise error
-        error.add_note(f"while transcribing {track.recording.name}")
-        self.errors[track.number] = error
+        """This recording is over."""
+        self._tell_error(track.number, error)
         self._rows.drop(list(track.jobs))
         self._tracks.remove(track)
 
@@ -277,9 +264,5 @@ def transcription(
     Raises AudioError for what is missing or empty, ConfigurationError for settings that the model
     cannot honour, before any work is done.
     """
-    several = audio.several(given)
-    recordings = [
-        audio.look(one, number, settings.sampling_rate, hearing.rate)
-        for number, one in enumerate(given if several else [given])
-    ]
+    recordings, several = audio.look_at_all(given, settings.sampling_rate, hearing.rate)
     return Transcription(engine, hearing, recordings, settings, several)

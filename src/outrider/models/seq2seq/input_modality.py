@@ -1,7 +1,8 @@
 """Kinds of sources that encoders read: what is one, how transformers is asked, made-up ones."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,23 +17,27 @@ _SEED = 20  #: of made-up sources
 _REACHES = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings")
 
 
-class InputModality(Protocol):
+class InputModality(ABC):
     """What an encoder reads."""
 
+    @abstractmethod
     def examine(self, inputs: Inputs) -> None:
         """Refuse what it cannot read: ConfigurationError."""
 
     def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
-        """Rows that can be read together."""
+        """Rows that can be read together: all of them."""
+        return [range(len(inputs.mask_BS))]
 
+    @abstractmethod
     def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         """What transformers is called with for such a group."""
 
+    @abstractmethod
     def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
         """Small sources, the same at every call, and how many states each is to have."""
 
 
-class TextInput:
+class TextInput(InputModality):
     """Token ids [B, S], read as one padded batch."""
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -62,10 +67,6 @@ class TextInput:
                 "shorten it, or split it into parts",
             )
 
-    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
-        """All rows."""
-        return [range(len(inputs.mask_BS))]
-
     def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         """Ids and mask, as wide as the longest."""
         assert inputs.ids_BS is not None
@@ -81,7 +82,7 @@ class TextInput:
         return Inputs(ids % self.vocab_size * mask, None, mask), lengths
 
 
-class WindowInput:
+class WindowInput(InputModality):
     """Log-mel frames [B, S, mels] of windows of one length (Whisper), what is silent included."""
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -92,9 +93,7 @@ class WindowInput:
     def examine(self, inputs: Inputs) -> None:
         """A whole window of the right number of channels."""
         shape = f"log-mel frames [B, {self.frames}, {self.mels}]"
-        if inputs.features is None:
-            _refuse(shape, "source text", "give what the feature extractor makes of audio")
-        given = list(inputs.features.shape)
+        given = _shape_of(inputs, shape, "the feature extractor makes of audio")
         if len(given) != 3 or given[2] != self.mels:
             do = "take the features with this model's own extractor"
             _refuse(shape, f"features {given}", f"{do} (a draft's go into Inputs.draft)")
@@ -102,23 +101,18 @@ class WindowInput:
             do = "cut longer audio into windows, and pad shorter audio before taking the features"
             _refuse(shape, f"features {given}", do)
 
-    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
-        """All rows."""
-        return [range(len(inputs.mask_BS))]
-
     def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         """Frames in columns."""
         assert inputs.features is not None
         return {"input_features": inputs.features.to(dtype).transpose(1, 2)}
 
     def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
-        """Noise."""
         lengths = [self.frames] * rows
         features = _noise(rows, self.frames, self.mels)
         return Inputs(None, features, there(lengths)), [self.states] * rows
 
 
-class RecordingInput:
+class RecordingInput(InputModality):
     """Frames [B, S, channels] or samples [B, S] of any length.
 
     Rows are read in groups of one length: convolutions and norms over time would let padding
@@ -135,9 +129,7 @@ class RecordingInput:
     def examine(self, inputs: Inputs) -> None:
         """Long enough, of the right number of channels."""
         shape = "samples [B, S]" if self.channels is None else f"frames [B, S, {self.channels}]"
-        if inputs.features is None:
-            _refuse(shape, "source text", "give what the feature extractor makes of audio")
-        given = list(inputs.features.shape)
+        given = _shape_of(inputs, shape, "the feature extractor makes of audio")
         if given[2:] != ([] if self.channels is None else [self.channels]):
             _refuse(shape, f"features {given}", "take the features with this model's own extractor")
         short = int(inputs.mask_BS.sum(1).min())
@@ -155,13 +147,12 @@ class RecordingInput:
         return {self.name: inputs.features[:, :count].to(dtype)}
 
     def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
-        """Noise."""
         lengths = [self.least + 39 + (20 + 2 * self.least) * (row % 3) for row in range(rows)]
         shape = [rows, max(lengths)] + ([] if self.channels is None else [self.channels])
         return Inputs(None, _noise(*shape), there(lengths)), [24 - row % 3 for row in range(rows)]
 
 
-class PixelInput:
+class PixelInput(InputModality):
     """Images [B, C, H, W] of one size."""
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -172,15 +163,9 @@ class PixelInput:
     def examine(self, inputs: Inputs) -> None:
         """Images of the size that the encoder has positions for."""
         shape = f"pixels [B, {', '.join(map(str, self.shape))}]"
-        if inputs.features is None:
-            _refuse(shape, "source text", "give what the image processor makes")
-        given = list(inputs.features.shape)
+        given = _shape_of(inputs, shape, "the image processor makes")
         if given[1:] != [*self.shape]:
             _refuse(shape, f"features {given}", "resize them with the model's image processor")
-
-    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
-        """All rows."""
-        return [range(len(inputs.mask_BS))]
 
     def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         """The pixels."""
@@ -188,11 +173,10 @@ class PixelInput:
         return {"pixel_values": inputs.features.to(dtype)}
 
     def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
-        """Noise."""
         return Inputs(None, _noise(rows, *self.shape), there([1] * rows)), [24] * rows
 
 
-class FlatPatchInput:
+class FlatPatchInput(InputModality):
     """Patches [B, P, 2 + C h w] of images of any size, each behind its row and column: Pix2Struct.
 
     Images of as many patches are read together, so that none is padded.
@@ -207,9 +191,7 @@ class FlatPatchInput:
     def examine(self, inputs: Inputs) -> None:
         """At least one patch of the right width."""
         shape = f"patches [B, P, {self.wide}]"
-        if inputs.features is None:
-            _refuse(shape, "source text", "give what the image processor makes")
-        given = list(inputs.features.shape)
+        given = _shape_of(inputs, shape, "the image processor makes")
         if given[2:] != [self.wide] or not inputs.mask_BS.any(1).all():
             _refuse(shape, f"features {given}", "take them with this model's own processor")
 
@@ -345,6 +327,13 @@ def there(lengths: Sequence[int]) -> Tensor:
 
 def _noise(*shape: int) -> Tensor:
     return 0.5 * torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
+
+
+def _shape_of(inputs: Inputs, reads: str, made: str) -> list[int]:
+    """The shape of the features; refused where there are none."""
+    if inputs.features is None:
+        _refuse(reads, "source text", f"give what {made}")
+    return list(inputs.features.shape)
 
 
 def _refuse(reads: str, given: str, do: str) -> NoReturn:
