@@ -17,7 +17,8 @@ from outrider import (
 )
 from outrider.engine.request import Request
 from outrider.models import adapt
-from outrider.testing import FAMILIES, encoder_decoder, encoder_decoders, sources
+from outrider.testing import sources
+from source_families import FAMILIES, encoder_decoder, encoder_decoders
 from tiny import DRAFTERS, PROMPTS
 
 MATCH = verifiers.get("match")

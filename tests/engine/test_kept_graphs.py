@@ -20,8 +20,9 @@ from outrider.models.cache import SlotCache
 from outrider.models.decoder import TreeDecoder
 from outrider.models.seq2seq.runner import Seq2SeqRunner
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.testing.sourced import encoder_decoder, sources
+from outrider.testing import sources
 from outrider.tree import numbers
+from source_families import encoder_decoder
 from tiny import DRAFTERS, ON_HOST, PROMPTS, TRANSLATED, decode, pair
 
 SEEDED = [SamplingParams(1.0, seed=5 + i) for i in range(3)]

@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerFast
 import outrider
 from outrider import ReferenceLookup, Root, SamplingParams, Stop
 from outrider.errors import ConfigurationError, PromptError
-from outrider.testing import encoder_decoder, llama, sources
+from outrider.testing import llama, sources
 from outrider.types import Inputs
+from source_families import encoder_decoder
 from words import text_of, tokenizer
 
 PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False}

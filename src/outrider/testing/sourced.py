@@ -23,8 +23,8 @@ from outrider.testing.models import PROMPTS, VOCAB, disturb, pair
 from outrider.testing.runs import finished
 from outrider.types import Inputs, LanguageModel, Verifier
 
-_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
-_BART: dict[str, Any] = {
+IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+BART: dict[str, Any] = {
     "vocab_size": VOCAB,
     "d_model": 32,
     "encoder_layers": 1,
@@ -34,31 +34,7 @@ _BART: dict[str, Any] = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 256,
-    **_IDS,
-}
-_WHISPER = {name: value for name, value in _BART.items() if name != "max_position_embeddings"}
-_GEMMA: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "sliding_window": 16,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-}
-_BERT: dict[str, Any] = {
-    "model_type": "bert",
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 256,
+    **IDS,
 }
 
 
@@ -77,44 +53,11 @@ def _t5() -> PreTrainedModel:
     )
 
 
-def _whisper() -> PreTrainedModel:
-    config = transformers.WhisperConfig(
-        **_WHISPER,
-        max_source_positions=12,
-        max_target_positions=256,
-        num_mel_bins=8,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
-    return transformers.WhisperForConditionalGeneration(config)
-
-
-def _t5gemma() -> PreTrainedModel:
-    decoder = _GEMMA | {"cross_attention_hidden_size": 32}
-    config = transformers.T5GemmaConfig(encoder=dict(_GEMMA), decoder=decoder, vocab_size=VOCAB)
-    return transformers.T5GemmaForConditionalGeneration._from_config(
-        config, attn_implementation="eager"
-    )
-
-
-def _bert2bert() -> PreTrainedModel:
-    config = transformers.EncoderDecoderConfig(
-        encoder=dict(_BERT),
-        decoder=_BERT | {"is_decoder": True, "add_cross_attention": True},
-        decoder_start_token_id=5,
-        pad_token_id=0,
-    )
-    return transformers.EncoderDecoderModel(config)
-
-
 #: Families, each of another kind of decoder: what makes a random model of it.
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "t5": _t5,
-    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**_BART)),
-    "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**_BART)),
-    "whisper": _whisper,
-    "t5gemma": _t5gemma,
-    "bert2bert": _bert2bert,
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
+    "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**BART)),
 }
 
 
