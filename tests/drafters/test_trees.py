@@ -30,7 +30,7 @@ from outrider.drafters import (
     tree_drafting,
     trees,
 )
-from outrider.drafters.draft_model import Drawn
+from outrider.drafters.draft_model import SampledChildren
 from outrider.drafters.recipes import DrafterParts, DraftOptions
 from outrider.engine import step
 from outrider.ops.reference.draws import truncated
@@ -186,7 +186,9 @@ def test_below_a_token_that_is_not_there_nothing_is(parents, backend):
     context = begun(target, Root(), [PROMPT] * 2, [SamplingParams(1.0, seed=1)] * 2).context
     layout = tree_drafting.shapes.fixed(parents, torch.device("cpu"))
     with ops.use(backend):
-        draft = tree_drafting.grow([Silent()], context, layout, Drawn()).draft(Drawn.drawn)
+        draft = tree_drafting.grow([Silent()], context, layout, SampledChildren()).draft(
+            SampledChildren.draw_kinds
+        )
     assert (draft.draws_BNK[0] == -1).all()
     assert torch.equal(draft.draws_BNK[1], layout.draws_1NK[0])
 
@@ -201,7 +203,9 @@ def test_an_only_child_is_absent_with_its_own_parent():
         def output(self, tree, level):
             return Output(torch.arange(8.0).expand(1, level.stop - level.start, 8))
 
-    draft = tree_drafting.grow([Sure()], context, layout, Drawn()).draft(Drawn.drawn)
+    draft = tree_drafting.grow([Sure()], context, layout, SampledChildren()).draft(
+        SampledChildren.draw_kinds
+    )
     assert draft.draws_BNK.tolist() == [[[1, -1], [-1, -1], [-1, -1], [-1, -1]]]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from outrider.engine.graphs import Held, Recorded
+from outrider.engine.graphs import CapturedInputs, Recorded
 
 
 class HostRead(AssertionError):
@@ -55,7 +55,7 @@ class Recorder:
 
     def record(self, run, memory=None):
         self.records += 1
-        tape, held = _Tape(), Held()
+        tape, held = _Tape(), CapturedInputs()
         with tape, held:
             result = run()
         for value, before in reversed(tape.before):  # recording does nothing

@@ -24,7 +24,7 @@ def corrected(slower, noise, bursts=False, steps=400):
         if bursts and draws.random() < 0.02:
             slow = draws.choice((1.0, 1.6))
         factor = slow * slower.get(nodes, 1.0) * draws.uniform(1 - noise, 1 + noise)
-        pricing.took(nodes, 1, 0, factor * COSTS.milliseconds(nodes))
+        pricing.observe(nodes, 1, 0, factor * COSTS.milliseconds(nodes))
     plain, more = pricing.of(1, 0, corrected=True)[:2]
     return [plain, *(plain + one for one in more)]
 
@@ -56,7 +56,7 @@ def test_a_machine_that_is_slow_for_all_sizes_corrects_none():
 def test_a_step_that_only_read_tells_nothing():
     pricing = CostModel(COSTS, DRAFTS)
     for _ in range(40):
-        pricing.took(3, 1, 0, 0.0)
+        pricing.observe(3, 1, 0, 0.0)
     assert pricing.of(1, 0, corrected=True) == pricing.of(1, 0)
 
 
@@ -67,7 +67,7 @@ def test_what_a_size_takes_of_few_rows_says_nothing_of_many(slow, other):
     for number in range(120):
         nodes, rows = SIZES[number % 3], (slow, other)[number // 3 % 2]
         factor = 1.4 if nodes == 5 and rows == slow else 1.0
-        pricing.took(nodes, rows, 0, factor * pricing.step(nodes, rows, 0))
+        pricing.observe(nodes, rows, 0, factor * pricing.step(nodes, rows, 0))
     assert pricing.step(5, slow, 0, corrected=True) > 1.2 * pricing.step(5, slow, 0)
     assert pricing.step(5, other, 0, corrected=True) < 1.1 * pricing.step(5, other, 0)
 
@@ -109,7 +109,8 @@ def test_what_runs_show_of_prices_counts_for_the_next_and_fades():
         factors.append(state.prices.step(5, 1, 0, corrected=True) / COSTS.milliseconds(5))
         for nodes in (1, 5, 1, 3) * 2:
             planner.plan(state, BatchView([row]))
-            state.prices.took(nodes, 1, 0, (4 / 3 if nodes == 5 else 1) * COSTS.milliseconds(nodes))
+            took = (4 / 3 if nodes == 5 else 1) * COSTS.milliseconds(nodes)
+            state.prices.observe(nodes, 1, 0, took)
     assert factors[0] == 1.0
     assert 1.15 < factors[-1] < 1.36  # beside steps of which a quarter are slow themselves
     for _ in range(31):  # nobody asks for five nodes any more

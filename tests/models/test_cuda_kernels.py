@@ -45,7 +45,7 @@ def kernels(monkeypatch):
         assert cuda_kernels.unsupported_reason(shape, act) is None
         cos, sin = layer.rotary_factors(shape.size, rotary, positions, like)
         made = cuda_kernels.TritonKernels(shape, cos, sin)
-        return layer.Chosen(made, BatchInvariance(), "Triton's")
+        return layer.LayerForm(made, BatchInvariance(), "Triton's")
 
     monkeypatch.setattr(lean, "chosen", chosen)
     monkeypatch.setattr(cuda_kernels, "SLICE", 16)

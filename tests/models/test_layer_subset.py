@@ -9,7 +9,7 @@ from tiny_whisper import VOCAB, audio, whisper
 from transformers import T5Config, T5ForConditionalGeneration
 
 from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions, load
-from outrider.drafters.draft_model import Drawn
+from outrider.drafters.draft_model import SampledChildren
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import adapt, load_checks
 from outrider.models.calibrate import Setting
@@ -174,7 +174,7 @@ def test_greedy_drafts_of_a_trimmed_head_are_those_of_its_law_over_all_tokens(co
     same, other = torch.arange(7), torch.arange(7).flip(0)
     for how in rules:
         found = drafted(None, same, how)
-        assert found == drafted(Drawn(), same, how)  # a policy is given the law over all
+        assert found == drafted(SampledChildren(), same, how)  # a policy is given the law over all
         assert found != drafted(None, other, how)
 
 

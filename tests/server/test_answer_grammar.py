@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from outrider.errors import UnknownName
 from outrider.server.call_formats import gemma_as_json
-from outrider.server.grammar import Thought, ToolCalls, answer_grammar, closed, vocabulary
+from outrider.server.grammar import ReasoningMarks, ToolCalls, answer_grammar, closed, vocabulary
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import Allowed, Function
 from outrider.server.tool_parsers import (
@@ -73,7 +73,11 @@ FOUND = [
 SPACED = json.dumps(ARGUMENTS, indent=4)
 FOUND = [t.replace("ARGUMENTS", json.dumps(ARGUMENTS)).replace("SPACED", SPACED) for t in FOUND]
 TEXTS = [(parser, text.replace("ARGUMENTS", json.dumps(ARGUMENTS))) for parser, text in TEXTS]
-THOUGHTS = [None, Thought("<think>", "</think>", False), Thought("<think>", "</think>", True)]
+THOUGHTS = [
+    None,
+    ReasoningMarks("<think>", "</think>", False),
+    ReasoningMarks("<think>", "</think>", True),
+]
 
 
 @pytest.fixture(scope="module", params=["text", "tokens", "special tokens"])

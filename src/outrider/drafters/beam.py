@@ -50,13 +50,13 @@ class Beam(OneModel):
         source = tree_drafting.TreeModel(
             self.model, memory, tree_drafting.unread_of(self.model, self.depth)
         )
-        return tree_drafting.grow([source], context, layout, paths).draft(paths.drawn)
+        return tree_drafting.grow([source], context, layout, paths).draft(paths.draw_kinds)
 
 
 class _Paths:
     """The paths of a beam under way."""
 
-    drawn = (DrawKind.WITHOUT,)
+    draw_kinds = (DrawKind.WITHOUT,)
 
     def __init__(self, width: int, root_B1: Tensor) -> None:
         self.width, self.phi_Bw, self.psi_Bw = width, root_B1, root_B1

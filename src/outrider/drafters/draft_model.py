@@ -23,10 +23,10 @@ SMALL = 64  #: nodes of trees whose tables are made at load: a fifth of a millis
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledChildren:
     """Children drawn without replacement."""
 
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         names = keys.own(level.start, level.stop, law.greedy)
@@ -35,10 +35,10 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Coupled:
+class CoupledChildren:
     """The best tokens under the target's noise."""
 
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.COUPLED,)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.COUPLED,)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The target's own token first, if the draft's law is the target's."""
@@ -82,7 +82,7 @@ class DraftModel(OneModel):
             )
         object.__setattr__(self, "counts", counts)
         object.__setattr__(self, "parents", parents)
-        chosen = self.policy or (Coupled() if self.shared_noise else Drawn())
+        chosen = self.policy or (CoupledChildren() if self.shared_noise else SampledChildren())
         object.__setattr__(self, "chosen", chosen)
         object.__setattr__(self, "shapes", shapes.of_tree(parents or (-1,)))
         depth = self.shapes[0].max_depth
@@ -94,7 +94,7 @@ class DraftModel(OneModel):
     @property
     def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows place their children."""
-        return frozenset({DrawKind.FIXED, *self.chosen.drawn})
+        return frozenset({DrawKind.FIXED, *self.chosen.draw_kinds})
 
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Fill the tree level by level, one draft-model call each."""
@@ -103,7 +103,7 @@ class DraftModel(OneModel):
         source = tree_drafting.TreeModel(self.model, memory, self._unread)
         trim = self.policy is None  # another policy may keep tokens
         tree = tree_drafting.grow([source], context, layout, self.chosen, trim=trim)
-        return tree.draft(self.chosen.drawn)
+        return tree.draft(self.chosen.draw_kinds)
 
 
 def _made(

@@ -111,11 +111,11 @@ def grow(
     tokens, parent, depth, places = nodes.best(shape.max_nodes - 1)
     tree, draws = selected(parent, depth, shape.max_depth, few)
     tokens = torch.cat([pending(context), tokens], 1)
-    kinds = drawn(shared_noise)
+    kinds = draw_kinds(shared_noise)
     return declare(tokens, tree, draws, kinds, context.sampling, places_BN=places)
 
 
-def drawn(shared_noise: bool) -> tuple[DrawKind, ...]:
+def draw_kinds(shared_noise: bool) -> tuple[DrawKind, ...]:
     """Every child is placed, or every child is coupled."""
     return (DrawKind.COUPLED if shared_noise else DrawKind.FIXED,)
 
@@ -137,7 +137,7 @@ class CandidatePool:
     tokens under the target's noise.
     """
 
-    drawn = (DrawKind.FIXED,)
+    draw_kinds = (DrawKind.FIXED,)
 
     def __init__(self, few: int, context: Context, shared_noise: bool = False) -> None:
         self.few, self.shared_noise = few, shared_noise
@@ -235,14 +235,14 @@ class DynamicTree(OneModel):
         fits(self.total_tokens, self.depth, self.top_k, self.model.vocab_size)
 
     @property
-    def drawn(self) -> tuple[DrawKind, ...]:
+    def draw_kinds(self) -> tuple[DrawKind, ...]:
         """Every child is placed, or every child is coupled."""
-        return drawn(self.shared_noise)
+        return draw_kinds(self.shared_noise)
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows place their children."""
-        return frozenset({DrawKind.FIXED, *self.drawn})
+        return frozenset({DrawKind.FIXED, *self.draw_kinds})
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:

@@ -152,7 +152,7 @@ class NgramTable(shapes.Chains, Forgetful):
     num_speculative_tokens: int = 4
     vocab_size: int | None = None
     name: ClassVar[str] = "ngram_table"
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ class NgramTable(shapes.Chains, Forgetful):
         depth = shape.max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
         source = followers(self.table, self.vocab_size)
-        return tree_drafting.grow([source], context, layout, self).draft(self.drawn)
+        return tree_drafting.grow([source], context, layout, self).draft(self.draw_kinds)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         tokens, there, law = ops.several(law, keys.own(level.start, level.stop), 1)

@@ -95,7 +95,7 @@ class Paths:
         ]
         walk = _Walk(context, _blocks(self.count, len(sources), device))
         layout = shapes.ragged(self.count, depth, device)
-        return tree_drafting.grow(sources, context, layout, walk).draft(walk.drawn)
+        return tree_drafting.grow(sources, context, layout, walk).draft(walk.draw_kinds)
 
     def commit(
         self, memory: Several, context: Context, draft: Draft, verdict: Verdict, scores: Scores
@@ -114,7 +114,7 @@ class Paths:
 class _Walk:
     """Paths under way: which node of the deepest level each has come to."""
 
-    drawn = (DrawKind.WITH,)
+    draw_kinds = (DrawKind.WITH,)
 
     def __init__(self, context: Context, blocks: tuple[Tensor, Tensor, Tensor]) -> None:
         self.model_c, self.place_c, self.path_mp = blocks

@@ -107,10 +107,10 @@ def recipe(tree: Callable[..., Drafter]) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Top:
+class TopChildren:
     """Child j of a node is the draft's j-th best token there."""
 
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.FIXED,)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.FIXED,)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The top tokens that the filters leave in."""
@@ -124,7 +124,7 @@ def StaticTree(
     parents: tuple[int, ...] | None = None,
 ) -> DraftModel:
     """A tree of the draft's top tokens: `counts` children per level, or `parents` in BFS order."""
-    return DraftModel(model, counts, parents=parents, name="static_tree", policy=Top())
+    return DraftModel(model, counts, parents=parents, name="static_tree", policy=TopChildren())
 
 
 STATIC_TREE = recipe(StaticTree)
@@ -156,10 +156,10 @@ SAMPLED_TREE = recipe(SampledTree)
 
 
 @dataclass(frozen=True)
-class HubPolicy:
+class HubChildren:
     """A node with one child draws it from the whole law."""
 
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT, DrawKind.FIXED)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT, DrawKind.FIXED)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The drawn token, then the top tokens; the declared law leaves the latter out."""
@@ -175,7 +175,7 @@ def HubTree(
     parents: tuple[int, ...] | None = None,
 ) -> DraftModel:
     """A tree of hub nodes: `counts` children per level, or `parents` in BFS order."""
-    return DraftModel(model, counts, parents=parents, name="hub_tree", policy=HubPolicy())
+    return DraftModel(model, counts, parents=parents, name="hub_tree", policy=HubChildren())
 
 
 HUB_TREE = recipe(HubTree)

@@ -134,7 +134,7 @@ class CudaCapture:
     def record(self, run: Callable[[], R], memory: Any) -> Recorded[R]:
         """Record into a `torch.cuda.CUDAGraph`. Other threads may work on the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        held, current = Held(), torch.cuda.current_stream(self.stream.device)
+        held, current = CapturedInputs(), torch.cuda.current_stream(self.stream.device)
         try:
             with (
                 torch.cuda.graph(
@@ -152,7 +152,7 @@ class CudaCapture:
         return Recorded(result, replay, held.reads)
 
 
-class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CapturedInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the tensors that captured work reads but did not make: a graph knows their addresses
     alone, and a cache of small constants might let them go.
 
@@ -386,9 +386,9 @@ class Graphed:
             if not (out_of_memory(error) and self._pool.drop()):
                 raise
             made = self._capture.record(run, self._set.memory)
-        self._kept(key, batch, made, most_B)
+        self._keep_graph(key, batch, made, most_B)
 
-    def _kept(
+    def _keep_graph(
         self, key: Hashable, batch: Batch, made: Recorded[GraphedStep], most_B: Tensor | None
     ) -> None:
         """Keep a graph of this batch, and find out whether other batches may be moved to it."""

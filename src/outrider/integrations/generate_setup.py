@@ -211,7 +211,7 @@ Draft: TypeAlias = "PreTrainedModel | LayerSubset | str | Path"
 _PADDING = 1024
 
 
-class _Cut(NamedTuple):
+class _LayerDraft(NamedTuple):
     """A draft made of a target's own tensors."""
 
     of: tuple[int, ...]  #: those tensors: another target, if they are replaced
@@ -229,7 +229,7 @@ class _Head(NamedTuple):
 #: Per target and folder. They borrow tensors, and keep no model alive.
 _HEADS: WeakKeyDictionary[PreTrainedModel, dict[str, _Head]] = WeakKeyDictionary()
 #: Per target and what was asked for. No weight is copied.
-_CUTS: WeakKeyDictionary[PreTrainedModel, dict[str, _Cut]] = WeakKeyDictionary()
+_LAYER_DRAFTS: WeakKeyDictionary[PreTrainedModel, dict[str, _LayerDraft]] = WeakKeyDictionary()
 
 
 def translation(target: object, draft_tokenizer: object, draft: object) -> VocabularyMap | None:
@@ -332,7 +332,7 @@ def _cut(
     target: TreeDecoder, model: PreTrainedModel, draft: LayerSubset | str | Path
 ) -> TreeDecoder:
     """Layers of the target as a model, put together once."""
-    made, of = _CUTS.setdefault(model, {}), tuple(map(id, model.parameters()))
+    made, of = _LAYER_DRAFTS.setdefault(model, {}), tuple(map(id, model.parameters()))
     key = str(draft if isinstance(draft, LayerSubset) else Path(draft).resolve())
     if key not in made or made[key].of != of:
         source = LayerSubsetSource(ModelSource(model, "target"), draft)
@@ -340,7 +340,7 @@ def _cut(
         small = source.model(dtype, torch.device(model.device))
         if source.ids_K is not None:
             layer_subset.trim(small, source.ids_K)
-        made[key] = _Cut(of, small, source.ids_K)
+        made[key] = _LayerDraft(of, small, source.ids_K)
     _, small, ids = made[key]
     causal = TreeDecoder(own_forward(small, reads_more(small.config)), target.vocab_size)
     causal.ids_K = None if ids is None else ids.to(small.device)

@@ -53,7 +53,7 @@ def native(
     processors: Sequence[hf.LogitsProcessor], prompts: Prompts
 ) -> tuple[Fields, list[hf.LogitsProcessor]]:
     """Fields for as many processors from the first on as there are settings for, and the rest."""
-    found = _Found(prompts)
+    found = _Settings(prompts)
     for at, processor in enumerate(processors):
         if not found.take(processor):
             return found.fields, list(processors[at:])
@@ -67,7 +67,7 @@ def ids_of(tensor: Tensor | int | Sequence[int] | None) -> list[int]:
     return [int(token) for token in torch.as_tensor(tensor).reshape(-1).tolist()]
 
 
-class _Found:
+class _Settings:
     """Settings so far, and what may still join them."""
 
     def __init__(self, prompts: Prompts) -> None:
@@ -225,19 +225,19 @@ def _ngrams(ids: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
     return (tuple(ids[at : at + size]) for at in range(len(ids) - size + 1))
 
 
-_TAKERS: dict[type[hf.LogitsProcessor], Callable[[_Found, hf.LogitsProcessor], bool]] = {
-    hf.SequenceBiasLogitsProcessor: _Found.biases,
-    hf.NoBadWordsLogitsProcessor: _Found.biases,
-    hf.RepetitionPenaltyLogitsProcessor: _Found.repetition,
-    hf.NoRepeatNGramLogitsProcessor: _Found.ngrams,
-    hf.EncoderNoRepeatNGramLogitsProcessor: _Found.source_ngrams,
-    hf.MinLengthLogitsProcessor: _Found.least,
-    hf.MinNewTokensLengthLogitsProcessor: _Found.least,
-    hf.SuppressTokensLogitsProcessor: _Found.suppress,
-    hf.SuppressTokensAtBeginLogitsProcessor: _Found.begin,
-    hf.WhisperTimeStampLogitsProcessor: _Found.timestamps,
-    hf.ForcedBOSTokenLogitsProcessor: _Found.first,
-    hf.ForcedEOSTokenLogitsProcessor: _Found.last,
+_TAKERS: dict[type[hf.LogitsProcessor], Callable[[_Settings, hf.LogitsProcessor], bool]] = {
+    hf.SequenceBiasLogitsProcessor: _Settings.biases,
+    hf.NoBadWordsLogitsProcessor: _Settings.biases,
+    hf.RepetitionPenaltyLogitsProcessor: _Settings.repetition,
+    hf.NoRepeatNGramLogitsProcessor: _Settings.ngrams,
+    hf.EncoderNoRepeatNGramLogitsProcessor: _Settings.source_ngrams,
+    hf.MinLengthLogitsProcessor: _Settings.least,
+    hf.MinNewTokensLengthLogitsProcessor: _Settings.least,
+    hf.SuppressTokensLogitsProcessor: _Settings.suppress,
+    hf.SuppressTokensAtBeginLogitsProcessor: _Settings.begin,
+    hf.WhisperTimeStampLogitsProcessor: _Settings.timestamps,
+    hf.ForcedBOSTokenLogitsProcessor: _Settings.first,
+    hf.ForcedEOSTokenLogitsProcessor: _Settings.last,
 }
 
 

@@ -54,14 +54,14 @@ from outrider.models.cpu_kernels import cross_attention
 # several, eight times as slow over the 1,500 states of a Whisper's window.
 
 
-class Kept(NamedTuple):
+class KeyValueLayout(NamedTuple):
     """How keys and values are kept, and how they are read."""
 
     compiled: bool  #: as `cpu_kernels.cross_attention` reads them; else as torch's operators do
     attention: BatchInvariantAttention = BatchInvariantAttention(unscaled, PaddingPolicy())
 
     @classmethod
-    def best(cls, like: Tensor) -> "Kept":
+    def best(cls, like: Tensor) -> "KeyValueLayout":
         """The fastest way on this machine for states as `like`.
 
         torch rounds several queries over 1,500 states otherwise than one. Where that shows, in
@@ -90,7 +90,9 @@ class Cross:
     rows; nobody else's entries are copied while there are any, and no source is longer.
     """
 
-    def __init__(self, table: Tensor, slots: Sequence[int], most: int, kept: Kept) -> None:
+    def __init__(
+        self, table: Tensor, slots: Sequence[int], most: int, kept: KeyValueLayout
+    ) -> None:
         """`most` is the number of states that the table has room for."""
         self.table, self.rows, self.slots, self.kept = table, len(slots), [*slots], kept
         self.most = most
@@ -211,7 +213,7 @@ class BartReader:
         encoder: Encoder | None,
         kind: InputModality,
         dtype: torch.dtype,
-        kept: Kept,
+        kept: KeyValueLayout,
     ) -> None:
         """`kind` is what the encoder reads; without one states come from the target's."""
         self._layers, self._encoder, self._kind, self._kept = layers, encoder, kind, kept
@@ -300,7 +302,7 @@ class BartRunner(LeanRunner):
         if config.is_encoder_decoder and not shares:
             encoder = self._encoder(model.get_encoder(), family, packed)
         self.reader: EncoderAdapter = BartReader(
-            config, self._layers, encoder, self._kind(config), self.dtype, Kept.best(like)
+            config, self._layers, encoder, self._kind(config), self.dtype, KeyValueLayout.best(like)
         )
 
     def _encoder(self, module: "BartEncoder", family: Family, packed: bool) -> Encoder:

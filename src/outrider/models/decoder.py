@@ -21,7 +21,7 @@ from outrider.types import (
     Output,
     Reads,
     RowStore,
-    ToldStates,
+    TargetStates,
 )
 from outrider.types.models import ImageAhead
 
@@ -295,7 +295,7 @@ class TreeDecoder:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
-    def learn(self, cache: SlotCache, told: ToldStates) -> None:
+    def learn(self, cache: SlotCache, target: TargetStates) -> None:
         """There is nothing to be told: it reads no other model's states."""
 
     def probe(self, rows: int) -> Inputs | None:

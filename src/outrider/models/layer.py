@@ -133,7 +133,7 @@ class LayerShape(AttentionShape, Protocol):
     inner: int  #: width of the MLP
 
 
-class Chosen(NamedTuple):
+class LayerForm(NamedTuple):
     """A way to run what stands between the products."""
 
     between: LayerOps
@@ -149,7 +149,7 @@ def whole(layer: nn.Module) -> bool:
 
 def chosen(
     shape: LayerShape, act: str, rotary: LlamaRotaryEmbedding, positions: int, like: Tensor
-) -> Chosen:
+) -> LayerForm:
     """Compiled kernels where they fit states as `like`, else torch's operators.
 
     `rotary` is asked for its factors of so many positions.
@@ -161,11 +161,11 @@ def chosen(
             from outrider.models import cuda_kernels
 
             kernels = cuda_kernels.TritonKernels(shape, cos, sin)
-            return Chosen(kernels, BatchInvariance(), "a lean decoder, Triton's kernels")
+            return LayerForm(kernels, BatchInvariance(), "a lean decoder, Triton's kernels")
     else:
         unfit = layer_kernels.unsupported_reason(shape, shape.hidden, shape.inner, act, like)
     if unfit is None:
-        return Chosen(
+        return LayerForm(
             layer_kernels.CpuKernels(shape, cos, sin),
             layer_kernels.ROUNDING,
             "a lean decoder, compiled",
@@ -174,7 +174,7 @@ def chosen(
     attention, rounding = steady(attend, shape.kv_heads, groups, shape.size, like)
     # the function itself where it is one: a module call costs as much as the operator
     gate = F.silu if act in ("silu", "swish") else ACT2FN[act]
-    return Chosen(
+    return LayerForm(
         TorchLayerOps(shape, attention, gate, cos, sin),
         rounding,
         f"a lean decoder, torch's operators: {unfit}",

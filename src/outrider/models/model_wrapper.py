@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from outrider.models.config import read
-from outrider.types import Inputs, LanguageModel, Nodes, Output, ToldStates
+from outrider.types import Inputs, LanguageModel, Nodes, Output, TargetStates
 
 M = TypeVar("M", bound=LanguageModel)
 C = TypeVar("C", default=Any)  #: what it keeps of rows: a `Cache`
@@ -73,8 +73,8 @@ class ModelWrapper(Generic[M, C]):
     def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
         self.model.keep(cache, first_B, path_BD)
 
-    def learn(self, cache: C, told: ToldStates) -> None:
-        self.model.learn(cache, told)
+    def learn(self, cache: C, target: TargetStates) -> None:
+        self.model.learn(cache, target)
 
     def probe(self, rows: int) -> Inputs | None:
         return self.model.probe(rows)

@@ -39,7 +39,7 @@ INSTEAD = {
 }
 
 
-class OneByOne:
+class UnbatchedProcessor:
     """A processor that minds where a text stands in the batch, asked about one text at a time."""
 
     def __init__(self, inner: Processor) -> None:
@@ -92,11 +92,11 @@ def of_row(processors: tuple[Processor, ...], row: int) -> tuple[Processor, ...]
 
 
 def _told(processor: Processor, row: int) -> Processor:
-    inner = processor.inner if isinstance(processor, OneByOne) else processor
+    inner = processor.inner if isinstance(processor, UnbatchedProcessor) else processor
     if not isinstance(inner, _Constrained):
         return processor
     allowed = _AllowedByReplay(inner, row)
-    return OneByOne(allowed) if isinstance(processor, OneByOne) else allowed
+    return UnbatchedProcessor(allowed) if isinstance(processor, UnbatchedProcessor) else allowed
 
 
 def replayable(
@@ -133,7 +133,7 @@ def replayable(
                 f"logits processor {name} cannot be replayed at tree nodes: {reason}; "
                 f"{INSTEAD.get(name, usual)}"
             )
-        found.append(processor if stacks else OneByOne(processor))
+        found.append(processor if stacks else UnbatchedProcessor(processor))
     return tuple(found)
 
 

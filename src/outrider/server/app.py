@@ -221,10 +221,10 @@ def _texts(of: _Parts, known: TextModelInfo) -> None:
     if known.media is not None and known.media.reads_sound:
         ear = SpeechModelInfo(service.names[0], None, known.media.rate)
         _transcriptions(of, ear)
-        _unserved(app, service, "transcribes; ask it in a chat to translate", TRANSLATIONS)
+        _refuse_paths(app, service, "transcribes; ask it in a chat to translate", TRANSLATIONS)
         return
     what = "reads and writes text; transcriptions need a Whisper: --model openai/whisper-base"
-    _unserved(app, service, what, TRANSCRIPTIONS, TRANSLATIONS)
+    _refuse_paths(app, service, what, TRANSCRIPTIONS, TRANSLATIONS)
 
 
 def _responses(app: FastAPI, handler: RequestHandler, serving: Serving) -> None:
@@ -281,7 +281,7 @@ def _speech(of: _Parts, known: SpeechModelInfo) -> None:
         return await into_english.answer(http, form)
 
     what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
-    _unserved(app, of.service, what, COMPLETIONS, CHATS, RESPONSES)
+    _refuse_paths(app, of.service, what, COMPLETIONS, CHATS, RESPONSES)
 
 
 def _transcriptions(of: _Parts, known: SpeechModelInfo) -> TranscriptionHandler:
@@ -301,7 +301,7 @@ def _also(*kinds: str) -> dict[int | str, JsonObject]:
     return {200: {"content": {kind: {} for kind in kinds}}}
 
 
-def _unserved(app: FastAPI, service: ServerConfig, what: str, *paths: str) -> None:
+def _refuse_paths(app: FastAPI, service: ServerConfig, what: str, *paths: str) -> None:
     """Routes of another kind of model say why they are not served."""
     message = f"{service.names[0]} {what}"
 

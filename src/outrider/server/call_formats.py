@@ -5,7 +5,7 @@ alone. What begins with the name of a known function where a line or a fence beg
 other JSON is text.
 
 >>> find('So:\\n```json\\n{\\n  "name": "f",\\n  "arguments": {"a"', ["f"], fresh=True)
-Found(start=4, end=44, name='f')
+CallStart(start=4, end=44, name='f')
 >>> find('{"name": "Anna"}', ["f"], fresh=True)
 16
 """
@@ -183,7 +183,7 @@ _SHORT = "[ \\t\\r\\n]{0,40}"  # where something must follow, or the end
 _FENCE = "(```(json)?|<tool_call>)"
 
 
-class Found(NamedTuple):
+class CallStart(NamedTuple):
     """Where a call begins in a text, where its arguments do, and its function."""
 
     start: int
@@ -217,7 +217,7 @@ def gap() -> str:
     return _SHORT
 
 
-def find(text: str, names: Sequence[str], fresh: bool, anywhere: bool = False) -> Found | int:
+def find(text: str, names: Sequence[str], fresh: bool, anywhere: bool = False) -> CallStart | int:
     """The first call of one of these functions in a text that comes in pieces.
 
     fresh     whether the text begins a line
@@ -230,7 +230,7 @@ def find(text: str, names: Sequence[str], fresh: bool, anywhere: bool = False) -
         ends = [(_behind(text, at, parts), name) for parts, name in forms]
         for end, name in ends:
             if end > 0:
-                return Found(at, end - 1, name)
+                return CallStart(at, end - 1, name)
         if any(end == _MORE for end, _ in ends):
             return at
     return len(text)

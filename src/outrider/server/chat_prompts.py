@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.server.errors import APIError
-from outrider.server.grammar import Thought, ToolCalls, answer_grammar
+from outrider.server.grammar import ReasoningMarks, ToolCalls, answer_grammar
 from outrider.server.media import media_prompt
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import JsonObject, allowed
@@ -90,7 +90,7 @@ class ChatPrompt:
         """The grammar of the whole answer. Raises Refusal."""
         thought = None
         if self.reasoning is not None:
-            thought = Thought(self.reasoning.start, self.reasoning.end, self.opened)
+            thought = ReasoningMarks(self.reasoning.start, self.reasoning.end, self.opened)
         try:
             return answer_grammar(self.tokenizer, self.eos_ids, content, self.calls, thought)
         except ValueError as error:

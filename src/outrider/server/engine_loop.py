@@ -163,7 +163,7 @@ class EngineLoop(threading.Thread):
 
     def abort(self, order: AbortRequest) -> None:
         """Nobody waits for it any more; its row is free at the next turn."""
-        self._orders.put(lambda: self._aborted(order))
+        self._orders.put(lambda: self._abort(order))
 
     def close(self) -> None:
         """Take no more, end what runs, and stop."""
@@ -291,7 +291,7 @@ class EngineLoop(threading.Thread):
             if over:
                 self._leave(one, run)
 
-    def _aborted(self, order: AbortRequest) -> None:
+    def _abort(self, order: AbortRequest) -> None:
         """End a request that is not over, and say so."""
         if order.key in self._waiting or order.key in self._running:
             scheduled = self._removed(order.key, order.reason)

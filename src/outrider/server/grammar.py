@@ -56,7 +56,7 @@ class ToolCalls:
 
 
 @dataclass(frozen=True)
-class Thought:
+class ReasoningMarks:
     """A thought in front of the answer, by its marks; `opened`: the prompt has begun it."""
 
     start: str
@@ -69,7 +69,7 @@ def answer_grammar(
     eos_ids: Sequence[int],
     content: str | None,
     calls: ToolCalls | None,
-    thought: Thought | None,
+    thought: ReasoningMarks | None,
 ) -> str | None:
     """The grammar of an answer; None: any text.
 
@@ -89,7 +89,9 @@ class _Lark:
     eos_ids: Sequence[int]
     lines: list[str] = field(default_factory=lambda: ["%llguidance {}", _TEXT, _GAP])
 
-    def answer(self, content: str | None, calls: ToolCalls | None, thought: Thought | None) -> str:
+    def answer(
+        self, content: str | None, calls: ToolCalls | None, thought: ReasoningMarks | None
+    ) -> str:
         said = "@content"
         if content is None:
             said = self._free("said", [calls.parser.opening] if calls is not None else [])
@@ -99,7 +101,7 @@ class _Lark:
             ways = list(self._called(calls, content is None, said))
         starts = ways
         if thought is not None:
-            self._thought(thought)
+            self._reasoning_lines(thought)
             text = content is None and not (calls is not None and calls.allowed.must)
             starts = ["thought answer" if text else "thought GAP answer"]
             starts += [] if thought.opened else ["answer"]
@@ -115,7 +117,7 @@ class _Lark:
         grammars[0]["name"] = "content"
         return json.dumps({"grammars": [{"name": "answer", "lark_grammar": whole}, *grammars]})
 
-    def _thought(self, thought: Thought) -> None:
+    def _reasoning_lines(self, thought: ReasoningMarks) -> None:
         """`thought`: all up to its end."""
         self._until("thinking", thought.end)
         if not thought.opened:
@@ -296,7 +298,7 @@ def unwritten(said: JsonObject) -> JsonObject:
     return said | {"added_tokens": added, "model": model, "post_processor": None}
 
 
-class GrammarAsked(NamedTuple):
+class RequestedGrammar(NamedTuple):
     """A grammar that a request asks for: by which field, of what kind, and its text."""
 
     field: str
@@ -304,32 +306,32 @@ class GrammarAsked(NamedTuple):
     given: Any
 
 
-def asked_for(body: BaseRequest) -> GrammarAsked | None:
+def requested_grammar(body: BaseRequest) -> RequestedGrammar | None:
     """What a request asks for; None: free text."""
     form, structured = body.response_format, body.structured_outputs
     if form is not None and form.type != "text":
         schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
-        return GrammarAsked("response_format", "json", schema)
+        return RequestedGrammar("response_format", "json", schema)
     if structured is not None:
         field, kinds = "structured_outputs", structured.model_dump(by_alias=True, exclude_none=True)
         if "json_object" in kinds:
-            return GrammarAsked(field, "json", {"type": "object"})
-        return GrammarAsked(field, *next(iter(kinds.items())))
+            return RequestedGrammar(field, "json", {"type": "object"})
+        return RequestedGrammar(field, *next(iter(kinds.items())))
     for field, given in arguments.fields_of(body, GUIDED).items():
         if given is not None:
-            return GrammarAsked(field, field.removeprefix("guided_"), given)
+            return RequestedGrammar(field, field.removeprefix("guided_"), given)
     return None
 
 
 def grammar_field(body: BaseRequest) -> str:
     """The field by which a request asks for a grammar, if it does; else its tools do."""
-    asked = asked_for(body)
+    asked = requested_grammar(body)
     return "tools" if asked is None else asked.field
 
 
 def grammar_of(body: BaseRequest) -> str | None:
     """The grammar that a request asks for; None for free text. Raises Refusal."""
-    asked = asked_for(body)
+    asked = requested_grammar(body)
     if asked is None:
         return None
     name, kind, given = asked

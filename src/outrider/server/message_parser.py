@@ -9,7 +9,7 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.server.call_formats import Found, find, gemma_as_json
+from outrider.server.call_formats import CallStart, find, gemma_as_json
 from outrider.server.messages import JsonObject
 from outrider.server.tool_parsers import ReasoningParser, ToolParser
 
@@ -180,7 +180,7 @@ class MessageParser:
         """Text in front of calls that nothing but their first words opens, or what is between."""
         between = self.called
         found = find(self._rest, self._names, not self._said, between)
-        if isinstance(found, Found):
+        if isinstance(found, CallStart):
             told = self._rest[: found.start].rstrip()
             self._take(found.end)
         elif last:
@@ -193,9 +193,9 @@ class MessageParser:
                 self._fresh = not told
             parts.content += told
             self._said = self._said or bool(told)
-        if isinstance(found, Found):
+        if isinstance(found, CallStart):
             self._begin(parts, found.name)
-        return isinstance(found, Found)
+        return isinstance(found, CallStart)
 
     def _opening(self, parts: MessageParts, last: bool) -> bool:
         """What stands in front of the first call."""

@@ -107,12 +107,12 @@ class ServerMetrics:
         """Count a recording that was transcribed."""
         stats, now = transcript.stats.decoded, time.monotonic()
         self.seconds.inc(transcript.duration)
-        self._counted(stats)
+        self._count_tokens(stats)
         self.ended.labels(self._model, "stop").inc()
         self.queued.observe(scheduled - arrived)
         self.whole.observe(now - arrived)
 
-    def _counted(self, stats: RequestStats) -> None:
+    def _count_tokens(self, stats: RequestStats) -> None:
         """What was drafted, and kept."""
         self.generation_tokens.inc(stats.new_tokens)
         self.drafts.inc(stats.steps)
@@ -125,7 +125,7 @@ class ServerMetrics:
 
     def _count(self, choice: ChoiceState) -> None:
         stats = choice.stats
-        self._counted(stats)
+        self._count_tokens(stats)
         self.ended.labels(self._model, choice.reason or "cancelled").inc()
         if choice.scheduled is not None:
             self.queued.observe(choice.scheduled - choice.arrived)

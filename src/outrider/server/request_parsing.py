@@ -119,16 +119,16 @@ class RequestParser:
             prompts = [infilled]
         special = body.add_special_tokens
         ids = [text_ids(tokenizer, prompt, at, special) for at, prompt in enumerate(prompts)]
-        asked_for = TokenBudget("prompt", "max_tokens", body.max_tokens, _COMPLETION)
-        return self._choices(body, ids, logs, asked_for, ends=ends)
+        budget = TokenBudget("prompt", "max_tokens", body.max_tokens, _COMPLETION)
+        return self._choices(body, ids, logs, budget, ends=ends)
 
     def chat(self, body: ChatCompletionRequest) -> list[ChoiceState]:
         """The next turn of a conversation, `n` times."""
         logs = Logprobs(body.top_logprobs or 0, body.mode) if body.logprobs else None
         prompt = chat_prompt(self.known, self.parsers, body)
         asked = "max_tokens" if body.max_tokens else "max_completion_tokens"
-        asked_for = TokenBudget("messages", asked, body.max_tokens or body.max_completion_tokens)
-        return self._choices(body, [prompt.ids], logs, asked_for, prompt)
+        budget = TokenBudget("messages", asked, body.max_tokens or body.max_completion_tokens)
+        return self._choices(body, [prompt.ids], logs, budget, prompt)
 
     def _choices(
         self,
@@ -214,7 +214,7 @@ class RequestParser:
                     choice.reason = "length"
                 choice.stats.prompt_tokens = len(ids)
                 if body.resume is not None:
-                    _resumed(choice, sent[index])
+                    _resume(choice, sent[index])
                 choices.append(choice)
         return choices
 
@@ -401,7 +401,7 @@ def _sent(body: BaseRequest, count: int) -> list[ResumeState]:
     return sent
 
 
-def _resumed(choice: ChoiceState, sent: ResumeState) -> None:
+def _resume(choice: ChoiceState, sent: ResumeState) -> None:
     """The choice as it was when these tokens had been told."""
     answer, ids, logs = choice.answer, sent.token_ids, choice.request.logprobs
     text = ""

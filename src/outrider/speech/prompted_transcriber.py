@@ -198,12 +198,12 @@ class PromptedTranscription(SegmentStream):
             if block.finish_reason == "error":
                 self._fail(window.recording, self._run.errors[block.request_id])
             else:
-                self._written(window)
+                self._add_segment(window)
         share = 1e3 * (time.perf_counter() - started) / max(len(busy), 1)
         for window in busy:
             window.recording.stats.decoder_ms += share
 
-    def _written(self, window: _AskedWindow) -> None:
+    def _add_segment(self, window: _AskedWindow) -> None:
         """A window's text; those that were waiting for it are told behind it."""
         one = window.recording
         text = self._model.answer_text(window.tokens).strip()

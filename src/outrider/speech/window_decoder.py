@@ -31,7 +31,7 @@ from outrider.types import Inputs
 # Whether a text will do is judged as for other texts: by the law of what is allowed.
 
 
-class Found(NamedTuple):
+class BestBeam(NamedTuple):
     """A window's best beam."""
 
     tokens: list[int]
@@ -58,7 +58,7 @@ class _AllowedTokens:
 
 def searched(
     engine: Engine, requests: Sequence[Request], beams: Beams, pace: LookaheadDepth
-) -> list[Found]:
+) -> list[BestBeam]:
     """The best beam of each request. Calls are shared: each is told all of them as its steps.
 
     `pace` knows how far ahead it pays to score; it learns from one search for the next.
@@ -75,7 +75,7 @@ def searched(
         stats.seconds = found.seconds
         given = allowed.along(row, best.beams)
         logprobs = [own - all_ for own, all_ in zip(best.logprobs, given, strict=True)]
-        done.append(Found(best.token_ids, logprobs, found.watched[row], stats))
+        done.append(BestBeam(best.token_ids, logprobs, found.watched[row], stats))
     return done
 
 

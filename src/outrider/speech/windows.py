@@ -30,7 +30,7 @@ class TimedPiece(NamedTuple):
     end: int
 
 
-class Cut(NamedTuple):
+class WindowPieces(NamedTuple):
     """A window's pieces; `advance` steps ahead the next window begins."""
 
     pieces: list[TimedPiece]
@@ -39,7 +39,7 @@ class Cut(NamedTuple):
 
 def cut_at_timestamps(
     tokens: Sequence[int], first_timestamp_id: int, size: int, whole: bool = False
-) -> Cut:
+) -> WindowPieces:
     """Cut where two timestamps meet: one closes a piece, the next one opens another.
 
     `size` are the steps of sound in the window. What stands behind the last such place is left to
@@ -57,7 +57,7 @@ def cut_at_timestamps(
         times = [step(at) for at in range(len(tokens)) if stamps[at]]
         start = times[0] if whole and stamps[:1] == [True] else 0
         end = times[-1] if times and times[-1] > start else size
-        return Cut([TimedPiece(0, len(tokens), start, end)] if tokens else [], size)
+        return WindowPieces([TimedPiece(0, len(tokens), start, end)] if tokens else [], size)
     ends = [*meets, len(tokens)] if closed else meets
     pieces = [
         TimedPiece(first, last, step(first), step(last - 1))
@@ -67,7 +67,7 @@ def cut_at_timestamps(
     rest = ends[-1]
     if whole and not closed and rest + 1 < len(tokens):
         pieces.append(TimedPiece(rest, len(tokens), step(rest), size))
-    return Cut(pieces, advance if 0 < advance else size)
+    return WindowPieces(pieces, advance if 0 < advance else size)
 
 
 # Samples as what Whisper's encoder reads: log-mel frames, and windows of them.

@@ -197,7 +197,7 @@ def read(name: str, given: object, count: int) -> LawTable:
     if isinstance(given, Gaussian):
         return _gaussian(name, given, count)
     if isinstance(given, Sequence) and given and all(isinstance(law, Density) for law in given):
-        _counted(name, len(given), count)
+        _check_count(name, len(given), count)
         return DensityLaws(tuple(given))
     try:
         table = torch.as_tensor(_plain(given)).detach().to("cpu", torch.float64)
@@ -214,7 +214,7 @@ def read(name: str, given: object, count: int) -> LawTable:
             f"got the shape {tuple(table.shape)}; return an array [n, V], a Gaussian or a list of "
             "Density"
         )
-    _counted(name, len(table), count)
+    _check_count(name, len(table), count)
     total = table.sum(-1)
     wrong = ~((table >= 0).all(-1) & ((total - 1).abs() <= SLACK))  # NaN is wrong, too
     if wrong.any():
@@ -233,7 +233,7 @@ def _plain(given: object) -> object:
     return given if isinstance(given, Tensor) else np.array(given, np.float64)
 
 
-def _counted(name: str, got: int, count: int) -> None:
+def _check_count(name: str, got: int, count: int) -> None:
     if got != count:
         raise ConfigurationError(
             f"{name} must return one law for each state; got {got} laws for {count} states; "
@@ -248,7 +248,7 @@ def _gaussian(name: str, given: Gaussian, count: int) -> NormalLaws:
             f"Gaussian.mean must be numbers [n] or vectors [n, D]; {name} gave the shape "
             f"{mean.shape}; flatten outcomes of more axes"
         )
-    _counted(name, len(mean), count)
+    _check_count(name, len(mean), count)
     try:
         std = np.broadcast_to(np.asarray(_host(given.std), np.float64), mean.shape)
     except ValueError:

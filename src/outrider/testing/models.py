@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from outrider.models import LlamaRunner, TransformersRunner, TreeDecoder
 from outrider.models.decoder import ModelRunner
-from outrider.types import Inputs, Nodes, Output, Reads, ToldStates
+from outrider.types import Inputs, Nodes, Output, Reads, TargetStates
 
 VOCAB = HIDDEN = 32
 PROMPTS = ([3, 1, 4, 1, 5, 9], [2, 7], [8, 2, 8, 1, 8, 2, 8, 1, 8], [6], [1, 2, 3, 1, 2, 3, 1, 2])
@@ -164,7 +164,7 @@ class MetaModel:
         if not (first_B.is_meta and path_BD.is_meta):
             raise ValueError(f"a path lies with its model; got {first_B.device}, {path_BD.device}")
 
-    def learn(self, cache: MetaCache, told: ToldStates) -> None:
+    def learn(self, cache: MetaCache, target: TargetStates) -> None:
         """It reads no other model's states."""
 
     def probe(self, rows: int) -> None:

@@ -153,13 +153,13 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
         before = alpha(target, student, measured, lambda n, of: show("alpha before", n, of))
         before_at.write_text(json.dumps(before.as_dict()), "utf-8")
 
-    def said(progress: Progress, sums: Sequence[Losses]) -> None:
+    def report(progress: Progress, sums: Sequence[Losses]) -> None:
         first = sums[0]
         entropy, agreed = (float(each) / max(first.places, 1) for each in first[:3:2])
         text = f"step {progress.step}: loss {entropy:.2f}, agreement {agreed:.2f}"
         show(text, int(1000 * task.plan.spent(progress)), 1000)
 
-    if not trainer.train(said):
+    if not trainer.train(report):
         return None
     after = alpha(target, student, measured, lambda n, of: show("alpha after", n, of))
     student.write(task.out, task.target)

@@ -50,6 +50,6 @@ from outrider.types.models import (
     Output as Output,
     Reads as Reads,
     RowStore as RowStore,
+    TargetStates as TargetStates,
     Tokenizer as Tokenizer,
-    ToldStates as ToldStates,
 )

@@ -266,7 +266,7 @@ class Cache(RowStore, Protocol):
 C = TypeVar("C", default=Any)  #: what a model keeps of rows: a `Cache`
 
 
-class ToldStates(NamedTuple):
+class TargetStates(NamedTuple):
     """A target's states of the tokens in some slots, for a draft model that reads them."""
 
     slots_BQ: Tensor
@@ -328,7 +328,7 @@ class LanguageModel(Protocol[C]):
     def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
 
-    def learn(self, cache: C, told: ToldStates) -> None:
+    def learn(self, cache: C, target: TargetStates) -> None:
         """Be told the target's states of some tokens."""
 
     def probe(self, rows: int) -> Inputs | None:

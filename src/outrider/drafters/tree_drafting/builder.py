@@ -157,10 +157,10 @@ class TreeBuilder:
         self._links.append(_Links(parent, node, listed, children.row_Bm))
         return there & first
 
-    def draft(self, drawn: tuple[DrawKind, ...]) -> Draft:
-        """The whole tree. `drawn` are the kinds of a node's draws in sampled rows, by rank."""
+    def draft(self, kinds: tuple[DrawKind, ...]) -> Draft:
+        """The whole tree. `kinds` are the kinds of a node's draws in sampled rows, by rank."""
         laws, sampling = None, self.context.sampling
-        told = sampling.greedy != "all" and any(kind is not DrawKind.FIXED for kind in drawn)
+        told = sampling.greedy != "all" and any(kind is not DrawKind.FIXED for kind in kinds)
         if told and self._laws:
             laws = self._laws[0] if len(self._laws) == 1 else ops.stack(self._laws)
         rows = None
@@ -170,7 +170,7 @@ class TreeBuilder:
             draws = self.layout.draws_1NK
         else:
             draws = self._present(self.layout.draws_1NK)
-        return declare(self.tokens_BM, self.tree, draws, drawn, sampling, laws=laws, row_BNK=rows)
+        return declare(self.tokens_BM, self.tree, draws, kinds, sampling, laws=laws, row_BNK=rows)
 
     def _present(self, draws_1NK: Tensor) -> Tensor:
         """The draws of a fixed shape whose nodes are there."""
@@ -241,7 +241,7 @@ def declare(
     tokens_BN: Tensor,
     tree: Tree,
     draws_BNK: Tensor,
-    drawn: tuple[DrawKind, ...],
+    kinds: tuple[DrawKind, ...],
     sampling: SamplingRows,
     *,
     laws: Laws | None = None,
@@ -250,12 +250,11 @@ def declare(
 ) -> Draft:
     """The draft with the kind and the law row of every draw; greedy rows' children are placed.
 
-    `drawn` are the kinds of a node's draws in sampled rows, by rank, of which the last goes on.
+    `kinds` are those of a node's draws in sampled rows, by rank, of which the last goes on.
     `row_BNK` are their law rows; None: their node's.
     """
-    kinds = drawn
     if sampling.greedy == "all":
-        kinds, laws = (DrawKind.FIXED,) * bool(drawn), None
+        kinds, laws = (DrawKind.FIXED,) * bool(kinds), None
     kind, node, none = _kinds(*draws_BNK.shape[1:], kinds, draws_BNK.device)
     row = none
     if laws is not None:

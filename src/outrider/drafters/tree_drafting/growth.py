@@ -33,7 +33,7 @@ from outrider.types import (
     Laws,
     Output,
     Scores,
-    ToldStates,
+    TargetStates,
     Verdict,
 )
 
@@ -75,7 +75,7 @@ class Policy(Protocol):
     """Chooses the children of one proposal. One that remembers is made anew for each."""
 
     @property
-    def drawn(self) -> tuple[DrawKind, ...]:
+    def draw_kinds(self) -> tuple[DrawKind, ...]:
         """How a node's children come to be in sampled rows, by rank; the last kind goes on."""
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
@@ -160,7 +160,7 @@ def grow(
 ) -> TreeBuilder:
     """A tree below each row's pending token, one call of every source for each level.
 
-    It is a draft once it is declared: `TreeBuilder.draft(policy.drawn)`.
+    It is a draft once it is declared: `TreeBuilder.draft(policy.draw_kinds)`.
 
     `trim`: the policy takes tokens for numbers of a law and keeps none. Where every row is
     greedy, nothing but the best tokens is asked for, and those of a trimmed output layer are found
@@ -247,7 +247,7 @@ class OneModel:
             most = context.bound - 1
             at = numbers(most, context.length_B.device).expand(rows, -1)
             wide = width(model, most, 0, cache.capacity)
-            model.learn(cache, ToldStates(at, at, wide, context.hidden, context.length_B - 1))
+            model.learn(cache, TargetStates(at, at, wide, context.hidden, context.length_B - 1))
         if not model.aux_layers or model.follows:
             start = 0 if context.known is None else context.known.begin(model, cache)
             stop = context.bound - 1 - context.unread
@@ -273,7 +273,7 @@ class OneModel:
             at = first_B[:, None] + draft.tree.depth_BN
             wide = width(model, context.bound, nodes, memory.capacity)
             known_B = context.length_B + verdict.count_B
-            model.learn(memory, ToldStates(slots, at, wide, scores.hidden, known_B))
+            model.learn(memory, TargetStates(slots, at, wide, scores.hidden, known_B))
         elif draft.places_BN is not None:
             slot = draft.places_BN.gather(1, path.clamp(min=0))
             path = torch.where(path >= 0, slot, -1)

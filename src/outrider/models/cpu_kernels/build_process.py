@@ -38,7 +38,7 @@ def whole(path: Path) -> bool:
     return hashlib.sha256(made[:-_DIGEST]).digest() == made[-_DIGEST:]
 
 
-def sealed(path: Path) -> None:
+def seal(path: Path) -> None:
     """Put a library's digest at its end: what is behind its own is not loaded."""
     with path.open("ab") as file:
         file.write(hashlib.sha256(path.read_bytes()).digest())
@@ -137,7 +137,7 @@ class Build:
             for one in objects:
                 Path(one).unlink(missing_ok=True)
             raise
-        sealed(scratch)
+        seal(scratch)
         scratch.replace(self.library)
 
     def _kept(self, name: str) -> Path:
@@ -199,13 +199,13 @@ def _alone(path: Path) -> Iterator[None]:
 def _limited(library: Path, seconds: float) -> Iterator[None]:
     """What takes longer ends the process, and is remembered as a failure."""
 
-    def ended() -> None:
+    def give_up() -> None:
         why = f"compiling took longer than {seconds:g} s"
         remember_failure(library, why)
         print(json.dumps({"failed": why}), flush=True)
         _end()
 
-    limit = threading.Timer(seconds, ended)
+    limit = threading.Timer(seconds, give_up)
     limit.daemon = True
     limit.start()
     try:

@@ -17,7 +17,7 @@ from outrider.models.heads.eagle3 import HeadStates
 from outrider.models.heads.model import open_states, read_states, write_states
 from outrider.row_params import RowTable
 from outrider.tree import numbers
-from outrider.types import Nodes, ToldStates
+from outrider.types import Nodes, TargetStates
 
 
 class StateHead(Protocol):
@@ -99,11 +99,11 @@ class AutoregressiveHead:
     def open(self, rows: int, capacity: int) -> HeadCache:
         return HeadCache.of(self.head.depth, rows, capacity, self.device)
 
-    def learn(self, cache: HeadCache, told: ToldStates) -> None:
-        if told.hidden:
-            fused = self.head.fuse([state.to(self.dtype) for state in told.hidden])
-            write_states(cache.told, told.slots_BQ, told.wide, fused)
-        cache.known_B.copy_(told.known_B)
+    def learn(self, cache: HeadCache, target: TargetStates) -> None:
+        if target.hidden:
+            fused = self.head.fuse([state.to(self.dtype) for state in target.hidden])
+            write_states(cache.told, target.slots_BQ, target.wide, fused)
+        cache.known_B.copy_(target.known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the states that it was told of accepted paths next to their roots.

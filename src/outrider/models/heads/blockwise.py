@@ -34,7 +34,7 @@ from outrider.models.heads.autoregressive_head import HeadCache
 from outrider.models.heads.model import HeadModel, read_states, write_states
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
-from outrider.types import Nodes, ToldStates
+from outrider.types import Nodes, TargetStates
 
 _FIELDS = ("blockwise_heads", "hidden_size", "intermediate_size", "vocab_size")
 
@@ -94,10 +94,10 @@ class ParallelHead:
         """An empty cache of what it is told alone: no layer writes entries."""
         return HeadCache.of(0, rows, capacity, self.device)
 
-    def learn(self, cache: HeadCache, told: ToldStates) -> None:
-        if told.hidden:
-            write_states(cache.told, told.slots_BQ, told.wide, told.hidden[0])
-        cache.known_B.copy_(told.known_B)
+    def learn(self, cache: HeadCache, target: TargetStates) -> None:
+        if target.hidden:
+            write_states(cache.told, target.slots_BQ, target.wide, target.hidden[0])
+        cache.known_B.copy_(target.known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
         cache.told.keep(first_B, path_BD)

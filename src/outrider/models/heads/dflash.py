@@ -37,7 +37,7 @@ from outrider.models.heads.eagle3 import KINDS
 from outrider.models.heads.model import DraftHead, HeadModel, read_states, write_states
 from outrider.models.sources import ModelSource
 from outrider.tree import numbers
-from outrider.types import Nodes, ToldStates
+from outrider.types import Nodes, TargetStates
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,13 @@ class MaskedBlockHead:
     def _room(self) -> int:
         return BatchInvariance().width(self.head.config.block)
 
-    def learn(self, cache: HeadCache, told: ToldStates) -> None:
+    def learn(self, cache: HeadCache, target: TargetStates) -> None:
         """Remember the context of these tokens."""
-        if told.hidden:
-            cache.entries.begin(told.slots_BQ, told.wide, 0)
-            context = self.head.fuse([state.to(self.dtype) for state in told.hidden])
-            self.head.remember(context, told.positions_BQ, cache.entries)
-        cache.known_B.copy_(told.known_B)
+        if target.hidden:
+            cache.entries.begin(target.slots_BQ, target.wide, 0)
+            context = self.head.fuse([state.to(self.dtype) for state in target.hidden])
+            self.head.remember(context, target.positions_BQ, cache.entries)
+        cache.known_B.copy_(target.known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
         cache.entries.keep(first_B, path_BD)

@@ -38,7 +38,7 @@ from outrider.models.model_lock import CONFIGURATION
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 from outrider.tree import numbers
-from outrider.types import Nodes, ToldStates
+from outrider.types import Nodes, TargetStates
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 #: What they are made for.
@@ -114,16 +114,16 @@ class KVSharedHead:
         """An empty cache, with the target's keys and values of each type of layer."""
         return HeadCache.of(len(self._layers), rows, capacity, self.device)
 
-    def learn(self, cache: HeadCache, told: ToldStates) -> None:
+    def learn(self, cache: HeadCache, target: TargetStates) -> None:
         """Make keys and values of these tokens."""
-        if told.hidden and told.slots_BQ.shape[1]:
-            *entering, behind = told.hidden
-            cache.entries.begin(told.slots_BQ, told.wide, 0)
+        if target.hidden and target.slots_BQ.shape[1]:
+            *entering, behind = target.hidden
+            cache.entries.begin(target.slots_BQ, target.wide, 0)
             for number, (one, state) in enumerate(zip(self._layers, entering, strict=True)):
-                keys, values = self._keys(one, state, told.positions_BQ)
+                keys, values = self._keys(one, state, target.positions_BQ)
                 cache.entries.update(keys.to(self.dtype), values.to(self.dtype), number)
-            write_states(cache.told, told.slots_BQ, told.wide, behind.to(self.dtype))
-        cache.known_B.copy_(told.known_B)
+            write_states(cache.told, target.slots_BQ, target.wide, behind.to(self.dtype))
+        cache.known_B.copy_(target.known_B)
 
     def _keys(self, one: KVLayer, state: Tensor, positions_BQ: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, Q, E] of a layer that these states [B, Q, E'] enter."""

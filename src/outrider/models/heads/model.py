@@ -12,7 +12,7 @@ from outrider.errors import ConfigurationError
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
 from outrider.models.decoder import fitted
-from outrider.types import Inputs, Nodes, Output, Reads, ToldStates
+from outrider.types import Inputs, Nodes, Output, Reads, TargetStates
 
 C = TypeVar("C", default=Any)  #: what a head keeps of rows
 
@@ -133,7 +133,7 @@ class HeadRunner(Protocol[C]):
     def open(self, rows: int, capacity: int) -> C:
         """An empty cache."""
 
-    def learn(self, cache: C, told: ToldStates) -> None:
+    def learn(self, cache: C, target: TargetStates) -> None:
         """Be told the target's states of some tokens."""
 
     def keep(self, cache: C, first_B: Tensor, path_BD: Tensor) -> None:

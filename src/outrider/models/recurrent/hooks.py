@@ -79,25 +79,25 @@ class LayerHandles:
         return self.get(self.layer, number)
 
 
-class _Asked(local):
+class _LastHandle(local):
     """What a thread's mixer has asked its cache for last: functions without an argument for it."""
 
     handle: StateHandle | None = None
 
 
-_ASKED = _Asked()
+_LAST = _LastHandle()
 
 
 def ask(handle: StateHandle | None) -> None:
     """Note that a mixer of this thread has asked for a state; None: its call is over."""
-    _ASKED.handle = handle
+    _LAST.handle = handle
 
 
 def asked() -> StateHandle | None:
     """The state that was asked for; the next time, that of the layer's next head."""
-    handle = _ASKED.handle
+    handle = _LAST.handle
     if handle is not None:
-        _ASKED.handle = replace(handle, number=handle.number + 1)
+        _LAST.handle = replace(handle, number=handle.number + 1)
     return handle
 
 

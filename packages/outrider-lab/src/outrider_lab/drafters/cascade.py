@@ -151,7 +151,7 @@ class _Under:
     """A chain drawn with given noise [B, depth]."""
 
     keys: Tensor
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """One draw."""
@@ -172,7 +172,7 @@ class Cascade(shapes.Chains):
     guesses: int = 4
     name: ClassVar[str] = "cascade"
     aux_layers: ClassVar[tuple[int, ...]] = ()
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
     def __post_init__(self) -> None:
@@ -292,7 +292,7 @@ class _Chain:
             tokens,
             layout.tree,
             torch.where(there_BN[..., None], layout.draws_1NK, -1),
-            Cascade.drawn,
+            Cascade.draw_kinds,
             context.sampling,
             laws=self._laws[0] if len(self._laws) == 1 else ops.stack(self._laws),
             row_BNK=torch.where(there_BN, self._row_BD, -1)[..., None],

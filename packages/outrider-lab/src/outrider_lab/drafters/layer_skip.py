@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from outrider import arguments
 from outrider.drafters import recipes, tree_drafting
-from outrider.drafters.draft_model import Coupled, Drawn
+from outrider.drafters.draft_model import CoupledChildren, SampledChildren
 from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.tree_drafting import Policy, shapes
 from outrider.errors import ConfigurationError, UnsupportedModel
@@ -93,7 +93,7 @@ class LayerSkip(Forgetful):
     @property
     def policy(self) -> Policy:
         """As a draft model's."""
-        return Coupled() if self.shared_noise else Drawn()
+        return CoupledChildren() if self.shared_noise else SampledChildren()
 
     @property
     def capturable(self) -> bool:
@@ -103,7 +103,7 @@ class LayerSkip(Forgetful):
     @property
     def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows place their children."""
-        return frozenset({DrawKind.FIXED, *self.policy.drawn})
+        return frozenset({DrawKind.FIXED, *self.policy.draw_kinds})
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
@@ -115,7 +115,9 @@ class LayerSkip(Forgetful):
         layout = shapes.fixed(self._parents[: shape.max_nodes], context.length_B.device)
         assert context.cache is not None
         source = tree_drafting.TreeModel(self.model, context.cache, shared=True)
-        return tree_drafting.grow([source], context, layout, self.policy).draft(self.policy.drawn)
+        return tree_drafting.grow([source], context, layout, self.policy).draft(
+            self.policy.draw_kinds
+        )
 
 
 def layers(have: int, skip: Sequence[int] | None, leave: int | None) -> tuple[int, ...]:

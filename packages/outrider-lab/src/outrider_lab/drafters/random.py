@@ -35,7 +35,7 @@ class Random(shapes.Chains, Forgetful):
     vocab_size: int
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "random"
-    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    draw_kinds: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
     kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Random(shapes.Chains, Forgetful):
         seed_B = torch.where(hot_B, 0, sampling.seed_B)
         context = context._replace(sampling=sampling._replace(seed_B=seed_B))
         source = _Uniform(self.vocab_size)
-        return tree_drafting.grow([source], context, layout, self).draft(self.drawn)
+        return tree_drafting.grow([source], context, layout, self).draft(self.draw_kinds)
 
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """One draw. Rows at temperature 0 place what they draw at temperature 1."""
