@@ -213,7 +213,7 @@ EXCEPTIONS = {
     "models/heads/formats.py:": "reads a folder before any run",
     "models/heads/source.py:overlap": "looks at a head before any run",
     "models/load_checks.py:": "checks a model before any run",
-    "models/gguf.py:": "reads a file before any run",
+    "models/gguf_weights.py:": "reads a file before any run",
     "models/cpu_kernels/packed_linear.py:rows": "packed weights lie on a CPU alone",
     "models/sources.py:not_numbers": "says what is wrong with a model that was just loaded",
     "models/unsupported.py:check_numbers": "looks at weights that were just read",

@@ -243,6 +243,7 @@ class EngineRun(Iterator[StepOutput]):
 
     @property
     def errors(self) -> dict[int, Exception]:
+        """The errors of requests that failed."""
         entries = self._requests.entries.items()
         return {request_id: entry.error for request_id, entry in entries if entry.error is not None}
 
