@@ -25,6 +25,7 @@ from outrider.cli.console import (
 )
 from outrider.cli.generate import describe, how_made
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
+from outrider.models import budget
 from outrider.models.program_imports import import_lean
 from outrider.speech.formats import FORMATS, TIMES, written
 
@@ -197,7 +198,7 @@ def transcribe(
     if heard:
         _made(output)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
-        with working(LOADING):
+        with working(LOADING), budget.postponing():
             speculator = load(
                 model,
                 draft,
@@ -211,6 +212,7 @@ def transcribe(
                 threads="auto" if threads is None else threads,
                 trust_remote_code=trust_remote_code,
             )
+        speculator.engine.priced(1)  # what an earlier start measured is confirmed behind the text
         if verbose:
             describe(speculator, how_made(speculator, greedy=not temperature or temperature == [0]))
         if reference:
@@ -220,6 +222,7 @@ def transcribe(
             if reference:
                 asked["reference"] = [copied[files.index(name)] for name in done]
             _compare(speculator, list(done), asked)
+        options.measure(speculator.engine)
     for name, error in failed.items():
         err.print(f"failed: {name}: {error}", style="bold red", markup=False)
     if failed:
