@@ -139,6 +139,8 @@ COMMANDS = (
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_commands_refuse_and_do_not_ask(tmp_path, answers_yes, command):
+    if command[0] == "serve":
+        pytest.importorskip("fastapi", reason="the extra 'server' is not installed")
     path = folder(tmp_path / "evil", CONFIG)
     (tmp_path / "text.txt").write_text("words " * 2000)
     names = {"EVIL": path, "TEXT": tmp_path / "text.txt", "OUT": tmp_path / "out"}

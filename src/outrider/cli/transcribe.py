@@ -194,8 +194,7 @@ def transcribe(
     failed: dict[str, OutriderError] = {}
     model = _named(model)
     files = [_kept_input() if name == INPUT else name for name in files]
-    heard = _readable(files, failed)
-    if heard:
+    if heard := _readable(files, failed):
         _made(output)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
         with working(LOADING), budget.postponing():
@@ -222,7 +221,6 @@ def transcribe(
             if reference:
                 asked["reference"] = [copied[files.index(name)] for name in done]
             _compare(speculator, list(done), asked)
-        options.measure(speculator.engine)
     for name, error in failed.items():
         err.print(f"failed: {name}: {error}", style="bold red", markup=False)
     if failed:
@@ -366,6 +364,7 @@ def _run(
         err.print(f"interrupted; {len(done)} of {len(heard)} recordings are done", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     settle(over=True)
+    options.measure(speculator.engine)
     return {name: done[name] for name in heard if name in done}
 
 
