@@ -33,7 +33,9 @@ def test_a_row_takes_the_fastest_and_plain_decoding_where_nothing_pays():
     whole = chooser._row(EVERYTHING, [True, True], ratios, shown)
     assert (first["take"], second["take"], whole["take"]) == ("suffix", "root", "suffix")
     said = chooser._advice([first, second, whole], 12.0)
-    assert said == "plain decoding takes 12.0 ms a token; take suffix; some categories prefer root"
+    told = "plain decoding takes 12.0 ms a token; take suffix; some categories prefer root"
+    assert said == f"{told} (fewer than 20 prompts: no sign)"
+    assert chooser._advice([first, second, whole | {"prompts": 20}], 12.0) == told
 
 
 def test_the_command_tries_drafters_on_a_file(tmp_path):

@@ -81,6 +81,11 @@ def test_standard_input_is_a_recording(capsys, monkeypatch, folder, talks, tmp_p
     assert f"target {folder}" in err
     assert "drafter root" in err
     assert f"target {folder}" not in plain[2]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"no sound")))
+    code, out, err = run(capsys, monkeypatch, "-", talks[0], "-m", folder, *BRIEF)
+    assert code == 1
+    assert "failed: standard input: " in err
+    assert "standard-input" not in err
     os.mkfifo(tmp_path / "pipe")  # a header is looked at before the samples are read
     code, _, err = run(capsys, monkeypatch, tmp_path / "pipe", "-m", folder, *BRIEF)
     assert code == 1
