@@ -344,10 +344,10 @@ def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
     Raises ConfigurationError for a folder without a tokenizer before its weights are read.
     """
     from outrider.loading import load
-    from outrider.models.tokenizer_files import found
+    from outrider.models.pretrained import tokenizer_files
 
     folder = None if config.target is None else Path(str(config.target))
-    if folder is not None and (folder / "config.json").is_file() and not found(folder):
+    if folder is not None and (folder / "config.json").is_file() and not tokenizer_files(folder):
         raise ConfigurationError(
             f"no tokenizer was found with the model; got {folder}; put its tokenizer.json, or what "
             "its family has in place of one, beside its weights"
