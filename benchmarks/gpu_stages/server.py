@@ -36,7 +36,7 @@ def options(card: Card, arm: str) -> list[str] | None:
     model = ["--model", str(card.model or shipped("target"))]
     draft = card.draft or (None if card.model else shipped("draft"))
     more = {
-        "plain": ["--drafter", "root"],
+        "plain": ["--drafter", "none"],
         "nothing set": [],
         "draft": ["--draft-model", str(draft)] if draft else None,
     }[arm]

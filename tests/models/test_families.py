@@ -80,7 +80,7 @@ def test_refused_by_name_with_the_reason_before_weights_are_read(kind, tmp_path)
     config, reason = REFUSED[kind]
     config().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=rf"'{kind}' models are not supported.*{reason}"):
-        load(tmp_path, drafter="root", threads=1, pack_weights=False, dtype="float32")
+        load(tmp_path, drafter="none", threads=1, pack_weights=False, dtype="float32")
 
 
 def test_a_loaded_model_is_refused_as_well():
