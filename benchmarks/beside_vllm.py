@@ -88,7 +88,7 @@ def ours(asked: argparse.Namespace) -> dict[str, Work]:
     chain: dict[str, Any] = {"num_speculative_tokens": asked.depth}
     if asked.model:
         chain["drafter"] = asked.drafter
-    plain = outrider.load(*given, drafter="root", **how)
+    plain = outrider.load(*given, drafter="none", **how)
     drafting = outrider.load(*given, **chain, **how)
     default = outrider.load(*given, **how)
     tokenizer = plain.tokenizer

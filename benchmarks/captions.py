@@ -36,7 +36,7 @@ def speculators(target: Path, draft: Path, ahead: int) -> dict[str, Any]:
     common: dict[str, Any] = {"dtype": "float32", "threads": 1, "device": "cpu"}
     length = {**common, "num_speculative_tokens": ahead}
     return {
-        "plain": outrider.load(str(target), drafter="root", **common),
+        "plain": outrider.load(str(target), drafter="none", **common),
         "recall": outrider.load(str(target), drafter="recall", **length),
         "suffix": outrider.load(str(target), drafter="suffix", **length),
         "shallow": outrider.load(str(target), draft_layers=(0, 2), **length),

@@ -28,7 +28,7 @@ DRAFTERS = {
 
 def measured(dtype: str, temperature: float, count: int) -> None:
     """One table."""
-    plain = outrider.load(CORRECTOR, drafter="root", dtype=dtype, threads=1)
+    plain = outrider.load(CORRECTOR, drafter="none", dtype=dtype, threads=1)
     arms = {"plain": plain} | {name: plain.using(d) for name, d in DRAFTERS.items()}
     rows = read_rows(shipped(CORRECTOR) / "heldout_pairs.jsonl", "source")[:count]
     texts: dict[str, dict[int, str]] = {name: {} for name in arms}

@@ -5,7 +5,7 @@
     python benchmarks/gpu_day.py --out DIR --stage environment --stage correctness
     python benchmarks/gpu_day.py --out DIR --rehearse          # all of it, tiny, on a CPU
 
-DIR gets one JSON file per stage, `summary.md` and `log.txt`: nine files of at most 16 MiB.
+DIR gets one JSON file per stage, `summary.md` and `log.txt`: ten files of at most 16 MiB.
 A stage that is there is skipped and a killed one goes on where it was. docs/gpu.md says more.
 
 Exit code: 0 all there, 1 something failed, 3 nothing failed but time ran out (run it again).

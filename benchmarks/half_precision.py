@@ -86,7 +86,7 @@ def neighbours() -> bool:
 
 
 def chains(asked: Any) -> bool:
-    plain = outrider.load(asked.model, drafter="root", **HOW)
+    plain = outrider.load(asked.model, drafter="none", **HOW)
     lookup = {"drafter": "prompt_lookup", "num_speculative_tokens": 8}
     layers = len(plain.engine.target.open(1, 128).layers)
     draft = {"draft_layers": (0, 1, layers - 2, layers - 1), "num_speculative_tokens": 4}
@@ -123,7 +123,7 @@ def child(model: str) -> None:
     given = [] if model == "-" else [model]
     shown: dict[int, Any] = {}
     for depth in (0, 4):
-        options: dict[str, Any] = {"drafter": "root"}
+        options: dict[str, Any] = {"drafter": "none"}
         if depth:
             options = {"num_speculative_tokens": depth}
             options |= {"drafter": "prompt_lookup"} if given else {}

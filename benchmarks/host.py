@@ -140,7 +140,7 @@ def above_plain(target: str, rows: int, rounds: int = 7) -> None:
 
 def layers(target: str, rows: int, rounds: int = 24) -> None:
     """A line: milliseconds of a model's call behind 200 tokens, by turns as one and in parts."""
-    model = outrider.load(target, drafter="root", threads=1).engine.target
+    model = outrider.load(target, drafter="none", threads=1).engine.target
     apart = copy.copy(model)
     apart.runner = copy.copy(model.runner)
     apart.runner.whole = None
@@ -225,7 +225,7 @@ def main() -> None:
         return
     target, model = Instant(given.vocab, 1), Instant(given.vocab, 2)
     arms = {
-        "root": Root(),
+        "none": Root(),
         "chain 4": DraftModel(model, (1,) * 4),
         "chain 5": DraftModel(model, (1,) * 5),
         "chain 5 coupled": DraftModel(model, (1,) * 5, shared_noise=True),

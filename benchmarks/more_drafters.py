@@ -172,7 +172,7 @@ def main() -> None:
         makers = counted()
     else:
         del fixed["num_speculative_tokens"]
-        speculator = outrider.load(asked.model, drafter="root", **fixed)
+        speculator = outrider.load(asked.model, drafter="none", **fixed)
         target, out = speculator.engine.target, OUT_OF_MODEL
         table = library(speculator.tokenizer, target.vocab_size)
         asked_of = tasks(-(-most // 6))

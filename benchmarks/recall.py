@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     asked = parser.parse_args()
     each, tokens = (1, 48) if asked.quick else (asked.limit, asked.tokens)
-    speculator = outrider.load(asked.model, drafter="root", dtype=asked.dtype, threads=1)
+    speculator = outrider.load(asked.model, drafter="none", dtype=asked.dtype, threads=1)
     target, eos = speculator.engine.target, speculator.eos_ids
     usual = outrider.load(asked.model, dtype=asked.dtype, threads=1)
     model = None

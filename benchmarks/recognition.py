@@ -89,19 +89,19 @@ def told(transcripts: list[Any]) -> Heard:
 
 
 def plain(path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]) -> Heard:
-    ear = loaded(path, asked, drafter="root")
+    ear = loaded(path, asked, drafter="none")
     return told([ear.transcribe(window.samples, **GREEDY) for window in windows])
 
 
 def together(path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]) -> Heard:
-    ear = loaded(path, asked, drafter="root")
+    ear = loaded(path, asked, drafter="none")
     return told(ear.transcribe([window.samples for window in windows], **GREEDY))
 
 
 def files(path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]) -> Heard:
     import wave
 
-    ear = loaded(path, asked, drafter="root")
+    ear = loaded(path, asked, drafter="none")
     with TemporaryDirectory() as folder:
         names = []
         for number, window in enumerate(windows):
@@ -116,12 +116,12 @@ def files(path: Path, asked: Any, windows: list[Recording], arm: str, first: lis
 
 
 def default(path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]) -> Heard:
-    ear = loaded(path, asked, drafter="root")
+    ear = loaded(path, asked, drafter="none")
     return told([ear.transcribe(window.samples, language="en") for window in windows])
 
 
 def beams(path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]) -> Heard:
-    ear = loaded(path, asked, drafter="reference_lookup" if "copied" in arm else "root")
+    ear = loaded(path, asked, drafter="reference_lookup" if "copied" in arm else "none")
     texts = [spoilt(text) for text in first] if "copied" in arm else [None] * len(windows)
     return told(
         [
@@ -135,7 +135,7 @@ def transformers(
     path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]
 ) -> Heard:
     more = {"num_beams": 5} if "beams" in arm else {}
-    ear = loaded(path, asked, drafter="root")
+    ear = loaded(path, asked, drafter="none")
     model, extractor = ear.hearing.model, ear.hearing.extractor
     texts = []
     for window in windows:

@@ -18,7 +18,7 @@ import outrider
 from outrider import SamplingParams, Stop
 
 CONFIGURATIONS: dict[str, dict] = {
-    "root": {"drafter": "root"},
+    "none": {"drafter": "none"},
     "chain4": {"drafter": "draft_model", "num_speculative_tokens": 4},
     "tree": {"drafter": "draft_model", "branching": (3, 2, 1)},
     "coupled": {"drafter": "draft_model", "num_speculative_tokens": 4, "shared_noise": True},

@@ -19,6 +19,7 @@ STAGES = (
     Stage("verification", 420, "one verification against all contestants"),
     Stage("end_to_end", 480, "generation: plain, speculative, transformers' own"),
     Stage("pretrained", 240, "a trained model: its texts are transformers', and how fast"),
+    Stage("server", 240, "the server under 1, 8 and 16 clients"),
     Stage("paper", 240, "Wagner et al.'s protocol in half precision"),
     Stage("growth", 240, "context, drafted tokens, vocabulary"),
 )

@@ -145,6 +145,16 @@ def pretrained(found: Results) -> list[str]:
     return [f"{sum(map(len, batches.values()))} arms", *lines]
 
 
+def server(found: Results) -> list[str]:
+    """Seconds until it listens and tokens per second by clients, of each arm."""
+    lines = []
+    for arm, result in found.items():
+        each = [f"{key} {r['tokens_s']:.0f}" for key, r in result.items() if "clients" in key]
+        if each:
+            lines.append(f"{arm}, ready in {result['ready_s']:.1f} s, tokens/s: {', '.join(each)}")
+    return [f"{len(lines)} servers", *lines]
+
+
 def paper(found: Results) -> list[str]:
     """Summed time in the function, less than transformers'."""
     lines = []
@@ -163,5 +173,6 @@ def growth(found: Results) -> list[str]:
 
 SAYS = {
     "environment": environment, "correctness": correctness, "verification": verification,
-    "end_to_end": end_to_end, "pretrained": pretrained, "paper": paper, "growth": growth,
+    "end_to_end": end_to_end, "pretrained": pretrained, "server": server,
+    "paper": paper, "growth": growth,
 }  # fmt: skip

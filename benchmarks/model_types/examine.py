@@ -100,7 +100,7 @@ def loaded(given):
     """A speculator of this target with nothing to draft; nothing is measured."""
     return outrider.load(
         given,
-        drafter="root",
+        drafter="none",
         dtype="float32",
         threads=1,
         pack_weights=False,

@@ -351,7 +351,7 @@ def test_every_pair_is_set_up_or_refused_with_the_rules_that_can(label, rule):
 def test_without_a_draft_model_the_matrix_names_what_it_leaves_out():
     made = matrix.drafters(None)
     assert set(matrix.missing(made)) >= {"draft_model", "beam", "paths", "ngram_table"}
-    assert {"root", "prompt_lookup"} <= set(made)
+    assert {"none", "prompt_lookup"} <= set(made)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

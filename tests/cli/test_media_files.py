@@ -54,7 +54,7 @@ def run(monkeypatch, capsys):
 
 def right(folder, *turns):
     """What the library answers to the last of these, plainly."""
-    model = outrider.load(str(folder), drafter="root", dtype="float32", threads=1)
+    model = outrider.load(str(folder), drafter="none", dtype="float32", threads=1)
     return model.generate([list(turns)], SamplingParams(0), Stop(6)).texts[0]
 
 

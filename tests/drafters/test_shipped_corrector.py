@@ -85,7 +85,7 @@ def test_it_is_small_and_shares_the_tokenizer():
 
 @pytest.mark.exhaustive
 def test_by_path_it_has_its_tokenizer_too():
-    by_path = outrider.load(shipped(CORRECTOR), drafter="root", dtype="float32", threads=1)
+    by_path = outrider.load(shipped(CORRECTOR), drafter="none", dtype="float32", threads=1)
     source = pairs()[0]["source"]
     assert texts(by_path, [source]).texts == texts(corrector(), [source]).texts
     with pytest.raises(outrider.ConfigurationError, match="tokenizer"):

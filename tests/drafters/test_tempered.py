@@ -121,7 +121,7 @@ def test_greedy_text_and_matched_text_stay():
         (SamplingParams(0), None),
         (SamplingParams(0.9, seed=4), verifiers.get("match")),
     ):
-        expected = decode(Engine(target, make("root", DrafterParts()), rule), PROMPTS, how)[0]
+        expected = decode(Engine(target, make("none", DrafterParts()), rule), PROMPTS, how)[0]
         assert decode(Engine(target, drafter, rule), PROMPTS, how)[0] == expected
 
 

@@ -110,15 +110,15 @@ def test_models_on_different_devices():
         ({"dtype": "int3"}, ["unknown dtype 'int3'", "bfloat16"]),
         ({"threads": 0}, ["threads", "got 0"]),
         ({"threads": "many"}, ["threads", "'many'"]),
-        ({"num_speculative_tokens": 0}, ["num_speculative_tokens", "got 0", "drafter 'root'"]),
-        ({"branching": ()}, ["at least one drafted token", "drafter='root'"]),
+        ({"num_speculative_tokens": 0}, ["num_speculative_tokens", "got 0", "drafter 'none'"]),
+        ({"branching": ()}, ["at least one drafted token", "drafter='none'"]),
         ({"branching": (2, 0)}, ["positive whole numbers", "got \\(2, 0\\)"]),
         ({"rule": "block", "branching": (2, 2)}, ["'block' cannot verify a tree", "traversal"]),
         ({"rule": "rejection", "shared_noise": True}, ["'rejection' cannot verify", "match"]),
         ({"drafter": "draft_model", "draft": None}, []),
         ({"branching": (2, 2), "num_speculative_tokens": 4}, ["\\(2, 2\\)", "=4", "leave"]),
         ({"drafter": "hub_tree", "branching": (2,), "num_speculative_tokens": 2}, ["leave"]),
-        ({"drafter": "root", "num_speculative_tokens": 2}, ["'root' has no use for num_spec"]),
+        ({"drafter": "none", "num_speculative_tokens": 2}, ["'none' has no use for num_spec"]),
         ({"drafter": "prompt_lookup", "total_tokens": 9}, ["no use for total_tokens"]),
         ({"branching": (33,)}, ["vocabulary of 32", "smaller factors"]),
         ({"tree_acceptance": (0.5,)}, ["no use for tree_acceptance", "static_tree"]),
@@ -138,7 +138,7 @@ def test_models_on_different_devices():
 )
 def test_options_that_do_not_exist_or_do_not_fit(settings, parts):
     target = llama()
-    without = settings.get("drafter") in ("root", "prompt_lookup")
+    without = settings.get("drafter") in ("none", "prompt_lookup")
     draft = settings.pop("draft", None if without else perturbed(target, 0.1))
     with refused(outrider.ConfigurationError, *parts):
         load(target, draft, **(PLAIN | settings))
@@ -346,9 +346,9 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
     ("how", "what"),
     [
         ({"drafter": "prompt_lookup", "branching": (2, 2)}, "no use for branching"),
-        ({"drafter": "root", "width": 3}, "no use for width"),
+        ({"drafter": "none", "width": 3}, "no use for width"),
         ({"drafter": "draft_model", "ngram": (1, 2)}, "no use for ngram"),
-        ({"drafter": "root", "draft": "some/model"}, "no use for draft; got draft='some/model'"),
+        ({"drafter": "none", "draft": "some/model"}, "no use for draft; got draft='some/model'"),
         ({"drafter": "ngram_table", "target": "some/model"}, "needs a table"),
         ({"drafter": "draft_model", "table": "mine.safetensors"}, "no use for table"),
         ({"drafter": "ngram_table", "table": "absent.safetensors"}, "cannot read"),
@@ -356,7 +356,7 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"num_speculative_tokens": 2.5}, "whole number"),
         ({"num_speculative_tokens": True}, "whole number"),
         ({"branching": (2, True)}, "positive whole numbers"),
-        ({"drafter": "root", "shared_noise": True, "rule": "rejection"}, "got shared_noise=True"),
+        ({"drafter": "none", "shared_noise": True, "rule": "rejection"}, "got shared_noise=True"),
         ({"pack_weights": "yes", "threads": 1}, "pack_weights must be.*'yes'"),
         ({"device": "nowhere"}, "unknown device.*'nowhere'"),
     ],

@@ -106,7 +106,7 @@ def test_a_drafter_of_the_documentation_runs_in_the_commands(echo, outrider, tmp
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert (document["drafter"], document["exact"]) == ("echo", True)
-    _, plain, _ = outrider("generate", PROMPT, "-n", 8, "--drafter", "root", "--json", *FAST)
+    _, plain, _ = outrider("generate", PROMPT, "-n", 8, "--drafter", "none", "--json", *FAST)
     assert json.loads(plain)["token_ids"] == document["token_ids"]
     few = ["--tokens", 32, "--samples", 16, "--equality-tokens", 8, "--json"]
     code, out, _ = outrider("certify", "--drafter", "echo", *few, *FAST)
@@ -269,9 +269,9 @@ def test_what_cannot_be_read_on_the_command_line(outrider, typed, part):
         (lambda: load(rule="lenience", rule_options=[("lenience", 1)]), "rule_options must be a"),
         (lambda: load(rule=verifiers.get("block"), rule_options={"x": 1}), "rule by name"),
         (lambda: verifiers.get("lenience", lenience=float("nan")), "a finite number; got nan"),
-        (lambda: Recipe(DRAFTERS["root"].build, needs="model"), "needs must be a tuple of model"),
-        (lambda: Recipe(DRAFTERS["root"].build, needs=("wings",)), r"got \('wings',\)"),
-        (lambda: Recipe(DRAFTERS["root"].build, takes="width"), "takes must be a tuple"),
+        (lambda: Recipe(DRAFTERS["none"].build, needs="model"), "needs must be a tuple of model"),
+        (lambda: Recipe(DRAFTERS["none"].build, needs=("wings",)), r"got \('wings',\)"),
+        (lambda: Recipe(DRAFTERS["none"].build, takes="width"), "takes must be a tuple"),
         (lambda: make("beam", DrafterParts(), DraftOptions()), "needs a draft model"),
         (lambda: make("ngram_table", DrafterParts(), DraftOptions()), "needs a table"),
     ],

@@ -50,7 +50,7 @@ def no_measuring(monkeypatch):
         (["--min-p", "2"], ["min_p", "2"]),
         (["-n", "0"], ["max_new_tokens", "0"]),
         (["-n", "many"], ["--max-new-tokens", "valid integer"]),
-        (["-k", "0"], ["num_speculative_tokens", "0", "the drafter 'root'"]),
+        (["-k", "0"], ["num_speculative_tokens", "0", "drafter 'none'"]),
         (["--drafter", "oracle"], ["oracle", "prompt_lookup"]),
         (["--rule", "rejektion"], ["rejektion", "rejection"]),
         (["--rule", "block", "--branching", "2,2"], ["block", "traversal"]),
@@ -127,7 +127,7 @@ def test_text_goes_to_standard_output(outrider, expected):
     best = ["--drafter", "static_tree", "--tree-acceptance", "0.6,0.2", "--total-tokens", 6]
     for extra in (
         [],
-        ["--drafter", "root"],
+        ["--drafter", "none"],
         ["--branching", "2,2"],
         ["--branching", "2,2", "-k", 2],
         [] if build.unbuilt() else ["--draft-dtype", "int8"],

@@ -15,7 +15,7 @@ from outrider.server.errors import to_response
 from outrider.shipped import shipped as folder_of
 from tiny import llama
 
-PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False, "drafter": "root"}
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False, "drafter": "none"}
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_resolving_reads_no_weights():
 
 
 def test_a_setting_that_is_wished_for_is_not_measured():
-    resolved = resolve(LoadConfig(llama(), drafter="root", **PLAIN))
+    resolved = resolve(LoadConfig(llama(), drafter="none", **PLAIN))
     assert loading.choose_setting(resolved) == (Setting(1, "float32", False), None)
 
 
@@ -114,7 +114,7 @@ def test_steps_cost_what_the_user_says_or_what_is_measured():
     from outrider.costs import Costs
 
     said = Costs.of({1: 6.0, 5: 10.0})
-    config = LoadConfig(llama(), drafter="root", step_costs=said, **PLAIN)
+    config = LoadConfig(llama(), drafter="none", step_costs=said, **PLAIN)
     resolved = resolve(config)
     setting = Setting(1, "float32", False)
     models = loading.build(resolved, setting)

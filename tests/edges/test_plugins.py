@@ -38,7 +38,7 @@ def installed(monkeypatch):
             group = f"outrider.{kind}"
             ours = module.PLUGINS
             of = plugins.PluginGroup(group, ours.kind, ours.read, ours.lab)
-            one = "root" if module is drafters else "match"
+            one = "none" if module is drafters else "match"
             fresh = lazy.Registry({}, of.load)
             fresh[one] = module.get(one)
             monkeypatch.setattr(module, "PLUGINS", of)
@@ -86,7 +86,7 @@ def test_nothing_is_looked_for_until_a_name_is_not_ours(installed, monkeypatch):
     installed(ECHO)
     asked = []
     monkeypatch.setattr(metadata, "entry_points", lambda group: asked.append(group) or [])
-    assert drafters.get("root")
+    assert drafters.get("none")
     assert not asked
     with pytest.raises(UnknownName, match="unknown drafter 'echo'"):
         drafters.get("echo")
@@ -98,7 +98,7 @@ def test_what_cannot_be_imported_is_named_and_the_rest_works(installed, caplog):
     told = r"the drafter 'worse' of bad \(no_such_module:X\) cannot be imported; got Module"
     with pytest.raises(ConfigurationError, match=told):
         drafters.get("worse")
-    assert sorted(drafters.DRAFTERS) == ["echo", "root"]
+    assert sorted(drafters.DRAFTERS) == ["echo", "none"]
     assert len([record for record in caplog.records if "worse" in record.getMessage()]) == 1
 
 
@@ -141,9 +141,9 @@ def test_a_rule_is_installed_under_its_own_name(installed):
 
 
 def test_a_name_of_ours_stays_ours(installed, caplog):
-    installed(("bad", "outrider.drafters", "root", "outrider_echo:ECHO"))
+    installed(("bad", "outrider.drafters", "none", "outrider_echo:ECHO"))
     list(drafters.DRAFTERS)
-    assert drafters.get("root").build is outrider.Root
+    assert drafters.get("none").build is outrider.Root
     assert "outrider has a drafter of that name" in caplog.text
 
 
@@ -271,7 +271,7 @@ def test_the_template_is_installed_and_drafts_by_name(tmp_path):
         )
         return told.stdout
 
-    assert text("--drafter", "echo", "--rule", "refuse") == text("--drafter", "root")
+    assert text("--drafter", "echo", "--rule", "refuse") == text("--drafter", "none")
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     subprocess.run([*tests, str(TEMPLATE / "tests")], env=environment, check=True, cwd=tmp_path)
 

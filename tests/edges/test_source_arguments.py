@@ -86,7 +86,7 @@ def test_a_reference_is_copied_from_without_saying_how(outrider, tmp_path, how):
             ["'draft_model' copies from no reference", "leave --draft-model out"],
         ),
         (
-            ["--source", "w5", "--drafter", "root", "--ngram", "1,2", "--model", "it"],
+            ["--source", "w5", "--drafter", "none", "--ngram", "1,2", "--model", "it"],
             ["no use for ngram"],
         ),
     ],

@@ -18,7 +18,7 @@ SETTINGS = {
     "penalty": {"num_beams": 4, "repetition_penalty": 1.6, "bad_words_ids": [[9], [11]]},
 }
 DRAFTING = {
-    "root": {"drafter": "root"},
+    "root": {"drafter": "none"},
     "draft": {"num_speculative_tokens": 3},
     "lookup": {"drafter": "prompt_lookup"},
 }
@@ -65,7 +65,7 @@ def test_padded_prompts_of_a_decoder(name):
     how = {"eos_token_id": 7, "pad_token_id": 0} | SETTINGS[name]
     if "repetition_penalty" in how:
         how.pop("bad_words_ids")
-    for drafting in ({"drafter": "root"}, {"drafter": "prompt_lookup"}):
+    for drafting in ({"drafter": "none"}, {"drafter": "prompt_lookup"}):
         same(model, inputs, drafting, **how)
 
 
@@ -82,7 +82,7 @@ def test_padding_is_no_token_of_a_penalty_in_any_row(seed):
 
 def test_a_good_draft_saves_calls():
     target, _ = pair("t5")
-    plain = same(target, batch(), {"drafter": "root"}, num_beams=3)
+    plain = same(target, batch(), {"drafter": "none"}, num_beams=3)
     drafted = same(target, batch(), {"draft_model": target}, num_beams=3)
     assert drafted.steps < plain.steps
 
@@ -92,7 +92,7 @@ def test_the_encoder_runs_once():
     calls = []
     handle = target.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     try:
-        call = SpeculativeGenerate(drafter="root")
+        call = SpeculativeGenerate(drafter="none")
         target.generate(**batch(), custom_generate=call, num_beams=4, max_new_tokens=8)
     finally:
         handle.remove()

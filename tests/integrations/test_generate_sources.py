@@ -30,7 +30,7 @@ DRAFTING = {
     "chain": lambda draft: {"draft_model": draft, "num_speculative_tokens": 3},
     "tree": lambda draft: {"draft_model": draft, "branching": (2, 2)},
     "reference": lambda draft: {"drafter": "reference_lookup"},
-    "root": lambda draft: {"drafter": "root"},
+    "root": lambda draft: {"drafter": "none"},
 }
 
 

@@ -144,7 +144,7 @@ def _rolled(encoded):
 def test_the_wrong_states_are_noticed(monkeypatch):
     right = encoder_inputs._encoded
     monkeypatch.setattr(encoder_inputs, "_encoded", lambda *given: _rolled(right(*given)))
-    plain, wrong, _ = both(whisper(), "long", drafter="root")
+    plain, wrong, _ = both(whisper(), "long", drafter="none")
     assert plain.shape != wrong.shape or not torch.equal(plain, wrong)
 
 
@@ -173,7 +173,7 @@ def heard(model, custom):
 
 def test_silence_is_judged_on_states_that_are_there():
     model = whisper()
-    speculative_call = SpeculativeGenerate(drafter="root")
+    speculative_call = SpeculativeGenerate(drafter="none")
     heard(model, speculative_call)  # checked when it is first seen
     plain, calls = heard(model, None)
     fast, mine = heard(model, speculative_call)
@@ -191,7 +191,7 @@ def test_silence_without_a_language_is_read_from_the_first_scores():
     how = {"attention_mask": mask, **THRESHOLDS}
     try:
         plain = model.generate(frames, **how)
-        fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="root"), **how)
+        fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="none"), **how)
     finally:
         model.generation_config.is_multilingual = True
     same(fast["sequences"], plain["sequences"])
@@ -233,8 +233,8 @@ def test_rules_are_settings_and_nothing_is_replayed(monkeypatch):
     seen = []
     right = calls.settings
     monkeypatch.setattr(calls, "settings", lambda *a: seen.append(right(*a)) or seen[-1])
-    both(whisper(), "conditioned", drafter="root")
-    both(whisper(), "thresholds", drafter="root")
+    both(whisper(), "conditioned", drafter="none")
+    both(whisper(), "thresholds", drafter="none")
     assert seen
     for fields in seen:
         assert "processors" not in fields
@@ -250,6 +250,6 @@ def test_attention_weights_of_words_are_cut_as_plain_decodings():
     how = {"language": "en", "return_dict_in_generate": True, "output_attentions": True}
     how["force_unique_generate_call"] = True
     plain = model.generate(frames, **how)
-    fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="root"), **how)
+    fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="none"), **how)
     for name in ("cross_attentions", "decoder_attentions"):
         same(getattr(fast, name), getattr(plain, name))

@@ -71,7 +71,7 @@ def test_the_speech_pipeline_gives_the_same_text(case):
 def test_the_beams_that_the_pipeline_asks_for_by_itself(case):
     """It has five unless told otherwise."""
     given, how = CASES[case]
-    call = SpeculativeGenerate(drafter="root")
+    call = SpeculativeGenerate(drafter="none")
     texts = [
         asr()(given, generate_kwargs={"language": "en", **more}, **how)
         for more in ({}, {"custom_generate": call}, {"num_beams": 1})

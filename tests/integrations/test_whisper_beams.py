@@ -11,7 +11,7 @@ from outrider.integrations.generate import SpeculativeGenerate
 
 BEAMS = {"num_beams": 4}
 DRAFTING = {
-    "root": {"drafter": "root"},
+    "root": {"drafter": "none"},
     "draft": {"num_speculative_tokens": 3},
     "lookup": {"drafter": "prompt_lookup", "ngram": (1, 2)},
 }
@@ -52,7 +52,7 @@ def test_one_recording_is_equal_to_plain_generate_in_everything(way, drafting):
     plain, fast, call = both(model, with_beams(way, 1), **settings)
     same(told(fast), told(plain))
     assert call.total.new_tokens > 20
-    greedy, _, _ = both(model, (WAYS[way][0][:1], WAYS[way][1]), drafter="root")
+    greedy, _, _ = both(model, (WAYS[way][0][:1], WAYS[way][1]), drafter="none")
     assert not torch.equal(texts(plain), texts(greedy))  # or beams would not matter
 
 
@@ -80,11 +80,11 @@ def test_thresholds_and_fallback(seconds):
     """What will not do is drawn anew; the hotter temperature is as good as greedy."""
     model = whisper()
     how = {**THRESHOLDS, "temperature": (0.0, 1e-3), "logprob_threshold": -1.2, **BEAMS}
-    plain, fast, _ = both(model, (seconds, how), drafter="root")
+    plain, fast, _ = both(model, (seconds, how), drafter="none")
     same(texts(fast), texts(plain))
     never = {**how, "logprob_threshold": None, "compression_ratio_threshold": None}
     never["no_speech_threshold"] = None
-    other, _, _ = both(model, (seconds, never), drafter="root")
+    other, _, _ = both(model, (seconds, never), drafter="none")
     assert not torch.equal(texts(other), texts(plain))
 
 
@@ -95,7 +95,7 @@ def test_silence_of_an_english_model_is_told_for_every_beam():
     how = {"attention_mask": mask, **THRESHOLDS, **BEAMS}
     try:
         plain = model.generate(frames, **how)
-        fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="root"), **how)
+        fast = model.generate(frames, custom_generate=SpeculativeGenerate(drafter="none"), **how)
     finally:
         model.generation_config.is_multilingual = True
     same(fast["sequences"], plain["sequences"])
@@ -107,7 +107,7 @@ def test_attention_in_another_beams_row_gives_other_times(monkeypatch):
     monkeypatch.setattr(
         beam_generate, "spread_attention", lambda a, at, rows: right(a, at * 0, rows)
     )
-    plain, wrong, _ = both(model, with_beams("words", 1), drafter="root")
+    plain, wrong, _ = both(model, with_beams("words", 1), drafter="none")
     same(texts(wrong), texts(plain))
     with pytest.raises(AssertionError):
         same(wrong["token_timestamps"], plain["token_timestamps"])

@@ -258,4 +258,4 @@ def test_of_a_type_with_two_classes_the_folder_says_which(name):
 def test_recognisers_that_write_no_text_token_by_token_say_so(kind, why, tmp_path):
     AutoConfig.for_model(kind).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=why):
-        load(tmp_path, drafter="root", tokenizer=None, **QUICK)
+        load(tmp_path, drafter="none", tokenizer=None, **QUICK)

@@ -80,7 +80,7 @@ def test_refused_by_name_with_the_reason_before_weights_are_read(kind, tmp_path)
     config, reason = REFUSED[kind]
     config().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=rf"'{kind}' models are not supported.*{reason}"):
-        load(tmp_path, drafter="root", threads=1, pack_weights=False, dtype="float32")
+        load(tmp_path, drafter="none", threads=1, pack_weights=False, dtype="float32")
 
 
 def test_a_loaded_model_is_refused_as_well():
@@ -205,20 +205,21 @@ def test_configurations_are_not_shared_between_models():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_every_family_on_a_cuda_device():
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_families_on_a_cuda_device(name, attention):
     """Ragged trees against the model's own forward past the window, then coupled against plain."""
     prompts, how = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]], SamplingParams(0.9, seed=11)
-    for name, attention in CASES:
-        target = adapt(build(FAMILIES[name](), attention).cuda())
-        assert load_checks.paths(target, name) < 1e-4
+    target = adapt(build(FAMILIES[name](), attention).cuda())
+    # None of a lean decoder, which is compared with transformers in test_cuda_kernels.py
+    assert (load_checks.paths(target, name) or 0.0) < 1e-4
 
-        def text(drafter, target=target):
-            out = [[], []]
-            engine = Engine(target, drafter, verifiers.get("match"))
-            for block in engine.run(prompts, how, StopConditions(14)):
-                out[block.row] += block.token_ids
-            return out
+    def text(drafter):
+        out = [[], []]
+        engine = Engine(target, drafter, verifiers.get("match"))
+        for block in engine.run(prompts, how, StopConditions(14)):
+            out[block.row] += block.token_ids
+        return out
 
-        plain = text(Root())
-        assert text(DraftModel(target, (1, 1, 1), shared_noise=True)) == plain, name
-        assert text(DraftModel(target, (2, 2), shared_noise=True)) == plain, name
+    plain = text(Root())
+    assert text(DraftModel(target, (1, 1, 1), shared_noise=True)) == plain
+    assert text(DraftModel(target, (2, 2), shared_noise=True)) == plain

@@ -133,7 +133,7 @@ def test_a_seeded_text_does_not_depend_on_its_neighbours(files):
 def test_blocks_that_no_kernel_reads_are_widened_and_that_is_said(files, caplog):
     path = files("llama", "MXFP4")
     with caplog.at_level(logging.WARNING, "outrider"):
-        made = outrider.load(path, drafter="root", **QUICK)
+        made = outrider.load(path, drafter="none", **QUICK)
     said = "16 of type MXFP4 are widened to float16"
     assert said in caplog.text
     assert said in made.notes.weights
@@ -181,7 +181,7 @@ def test_a_draft_of_the_targets_layers_and_another_types_file(files):
     """Layers of a packed target share its records; a dense dtype unpacks the file."""
     path = files("llama", "Q8_0")
     made = outrider.load(path, draft_layers=(0,), num_speculative_tokens=2, **QUICK)
-    plain = outrider.load(path, drafter="root", dtype="float32", pack_weights=False, **QUICK)
+    plain = outrider.load(path, drafter="none", dtype="float32", pack_weights=False, **QUICK)
     assert plain.notes.weights.startswith("float32")
 
     def greedy(speculator):

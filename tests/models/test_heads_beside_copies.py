@@ -92,4 +92,4 @@ def test_on_the_command_line(command, folder):
     drafted = command(*typed, "--draft-model", draft, "--drafter", "either", "-k", "3")
     assert drafted["drafter"] == "either"
     assert drafted["stats"]["drafted"] > 0
-    assert drafted["text"] == command(*typed, "--drafter", "root")["text"]
+    assert drafted["text"] == command(*typed, "--drafter", "none")["text"]

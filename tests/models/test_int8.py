@@ -199,7 +199,7 @@ def test_by_name(tmp_path):
     target, small = llama(), llama(1)
     found = load(target, small, draft_dtype="int8", num_speculative_tokens=2, **QUICK)
     assert found.notes.draft_dtype == "int8"
-    plain = load(target, drafter="root", **QUICK)
+    plain = load(target, drafter="none", **QUICK)
     texts = [
         s.engine.run([PROMPTS[0]], [SamplingParams(0)], StopConditions(12)) for s in (found, plain)
     ]
@@ -217,7 +217,7 @@ def test_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("draft", "more", "said"),
     [
-        (None, {"drafter": "root"}, "draft_dtype is for a draft model; got draft_dtype='int8' and"),
+        (None, {"drafter": "none"}, "draft_dtype is for a draft model; got draft_dtype='int8' and"),
         (True, {"draft_dtype": "int4"}, "draft_dtype must be 'int8', 'target' or None; got 'int4'"),
     ],
 )

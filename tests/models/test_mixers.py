@@ -311,7 +311,7 @@ def test_drafted_texts_of_packed_models_are_plain_ones_through_compiled_norms(mo
     monkeypatch.setattr(mixers, "norm", lambda *given: normed.append(1) or theirs(*given))
     model, prompts = made(kind), [[7, 8, 9, 10, 11] * 5, [3, 4, 5, 6] * 6]
     packed = {"dtype": "int8", "threads": 1, "planner": "fixed"}
-    plain = outrider.load(model, drafter="root", **packed)
+    plain = outrider.load(model, drafter="none", **packed)
     drafted = outrider.load(model, drafter="recall", **packed)
     normed.clear()
     for sampling in (SamplingParams(0), SamplingParams(0.8, seed=4)):

@@ -58,4 +58,4 @@ def test_a_model_without_linear_layers_has_nothing_to_pack():
     assert linear.pack_linear_layers(model) is None
     assert not adapt(model, packed=True).runner.packed
     with pytest.raises(ConfigurationError, match="pack_weights=True is for linear layers"):
-        outrider.load(model, pack_weights=True, drafter="root", threads=1)
+        outrider.load(model, pack_weights=True, drafter="none", threads=1)

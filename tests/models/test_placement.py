@@ -58,7 +58,7 @@ def test_weights_on_a_disk_are_a_target_like_others(tmp_path, calls):
     whole = llama()
     model = placed(tmp_path, whole, {"model.layers.1", "lm_head"})
     assert placement.offloaded(model)
-    _, expected = texts(whole, drafter="root", pack_weights=False, rule="match", shared_noise=False)
+    _, expected = texts(whole, drafter="none", pack_weights=False, rule="match", shared_noise=False)
     for more in ({"drafter": "recall"}, {"draft": whole, "branching": (2, 1)}, SKIP):
         speculator, found = texts(model, **more)
         assert found == expected
@@ -76,7 +76,7 @@ def test_a_model_that_is_on_a_disk_altogether(tmp_path):
         tmp_path, device_map={"": "disk"}, offload_folder=str(tmp_path / "disk")
     )
     assert placement.device_of(model) == torch.device("cpu")
-    _, expected = texts(whole, drafter="root", pack_weights=False, shared_noise=False)
+    _, expected = texts(whole, drafter="none", pack_weights=False, shared_noise=False)
     assert texts(model, drafter="recall")[1][0] == expected[0]
 
 

@@ -119,7 +119,7 @@ def test_half_precision_scores_trees_as_paths(name):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_every_family_on_a_cuda_device():
-    for name, attention in CASES:
-        model = build(FAMILIES[name](), attention).cuda()
-        assert load_checks.paths(TreeDecoder(runner_of(model)(model)), name) < 1e-4
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_families_on_a_cuda_device(name, attention):
+    model = build(FAMILIES[name](), attention).cuda()
+    assert load_checks.paths(TreeDecoder(runner_of(model)(model)), name) < 1e-4

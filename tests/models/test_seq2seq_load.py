@@ -81,7 +81,7 @@ def test_a_draft_with_an_equal_encoder_attends_to_the_targets_states(
     options = {"shared_noise": True, "share_encoder": wish, **QUICK}
     pair = load(target, draft, **options)
     assert pair.notes.encoder == whose
-    plain = load(target, drafter="root", rule="match", **QUICK)
+    plain = load(target, drafter="none", rule="match", **QUICK)
     assert plain.notes.encoder is None
     expected, _ = text_of(plain)
     read.clear()
@@ -98,7 +98,7 @@ def test_a_decoder_alone_drafts_for_the_whole_model(tmp_path):
         tmp_path / "target", tmp_path / "draft", branching=(2, 2), shared_noise=True, **QUICK
     )
     assert pair.notes.encoder == "the target's"
-    expected, _ = text_of(load(tmp_path / "target", drafter="root", rule="match", **QUICK))
+    expected, _ = text_of(load(tmp_path / "target", drafter="none", rule="match", **QUICK))
     texts, stats = text_of(pair)
     assert texts == expected
     assert stats.mean_acceptance_length >= 1
@@ -132,7 +132,7 @@ def test_refused_by_name_with_the_reason_before_weights_are_read(kind, tmp_path)
     sizes, reason = REFUSED[kind]
     own(kind, **sizes).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=rf"'{kind}' models are not supported: .*{reason}"):
-        load(tmp_path, drafter="root", tokenizer=None, **QUICK)
+        load(tmp_path, drafter="none", tokenizer=None, **QUICK)
 
 
 def test_a_composite_of_an_untried_decoder_is_refused(tmp_path):
@@ -140,7 +140,7 @@ def test_a_composite_of_an_untried_decoder_is_refused(tmp_path):
     config.decoder = own("electra", is_decoder=True, add_cross_attention=True)
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="decoder of 'electra'"):
-        load(tmp_path, drafter="root", **QUICK)
+        load(tmp_path, drafter="none", **QUICK)
 
 
 @pytest.mark.parametrize("kind", ["whisper", "bart"])
@@ -148,7 +148,7 @@ def test_cross_attention_without_a_source_is_no_target(kind, tmp_path):
     """A folder without weights: the configuration tells."""
     own(kind, **{**ALONE, "is_encoder_decoder": False}).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=rf"'{kind}' decoder alone cannot be a target"):
-        load(tmp_path, drafter="root", **QUICK)
+        load(tmp_path, drafter="none", **QUICK)
 
 
 def test_pairs_that_cannot_share_are_refused(tmp_path):
@@ -162,7 +162,7 @@ def test_pairs_that_cannot_share_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"states of width 64.*states of width 32"):
         load(target, alone, **QUICK)
     with pytest.raises(ConfigurationError, match=r"share_encoder=True is for a draft model"):
-        load(target, drafter="root", share_encoder=True, **QUICK)
+        load(target, drafter="none", share_encoder=True, **QUICK)
     text = llama()
     with pytest.raises(ConfigurationError, match="share_encoder=True is for a target and a draft"):
         load(target, text, share_encoder=True, **QUICK)
@@ -201,7 +201,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("name", "inputs", "message"), UNREADABLE)
 def test_inputs_that_cannot_be_read_are_one_clear_error(name, inputs, message):
-    speculator = load(build(FAMILIES[name]()), drafter="root", **QUICK)
+    speculator = load(build(FAMILIES[name]()), drafter="none", **QUICK)
     given = None if inputs is None else [inputs]
     with pytest.raises(ConfigurationError, match=message):
         speculator.engine.run([[2]], SamplingParams(0), StopConditions(4), inputs=given)
@@ -209,7 +209,7 @@ def test_inputs_that_cannot_be_read_are_one_clear_error(name, inputs, message):
 
 def test_sources_for_a_model_of_text_alone_are_refused():
     with pytest.raises(ConfigurationError, match=r"reads text alone.*leave out inputs"):
-        load(llama(), drafter="root", **QUICK).engine.run(
+        load(llama(), drafter="none", **QUICK).engine.run(
             [[2]], SamplingParams(0), StopConditions(4), inputs=[ids(5, 6)]
         )
 
@@ -219,7 +219,7 @@ def test_a_draft_with_another_mel_count_reads_its_own_frames():
     config = FAMILIES["Whisper"]()
     config.num_mel_bins = 16
     pair = load(target, build(config, seed=1), shared_noise=True, **QUICK)
-    expected, _ = text_of(load(target, drafter="root", rule="match", **QUICK))
+    expected, _ = text_of(load(target, drafter="none", rule="match", **QUICK))
     source = pair.engine.target.probe(2)._replace(encoded=None)
     with pytest.raises(ConfigurationError, match=r"\[B, 12, 16\]; got features \[2, 12, 8\]"):
         text_of(pair, inputs=source)

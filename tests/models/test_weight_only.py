@@ -140,7 +140,7 @@ def test_texts_of_every_drafter_are_plain_decodings(dtype, monkeypatch):
             found[block.row] += block.token_ids
         return found
 
-    plain = texts(drafter="root")
+    plain = texts(drafter="none")
     more = {"num_speculative_tokens": 3}
     for how in (
         {"draft": small, **more},
@@ -258,7 +258,7 @@ def test_weights_that_cannot_be_kept_so_are_refused(broken, said):
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight[3, 2] = broken
     with pytest.raises(ConfigurationError, match=said):
-        outrider.load(model, dtype="int8", drafter="root", **QUICK)
+        outrider.load(model, dtype="int8", drafter="none", **QUICK)
 
 
 def test_weights_that_others_have_quantised_are_left_to_them(monkeypatch):
@@ -266,18 +266,18 @@ def test_weights_that_others_have_quantised_are_left_to_them(monkeypatch):
     model = llama(**WIDE).bfloat16()
     model.config.quantization_config = {"quant_method": "another"}
     with pytest.raises(ConfigurationError, match="quantised already, by its quantization_config"):
-        outrider.load(model, dtype="int8", drafter="root", **QUICK)
-    assert outrider.load(model, drafter="root", **QUICK).engine.target.dtype == torch.bfloat16
+        outrider.load(model, dtype="int8", drafter="none", **QUICK)
+    assert outrider.load(model, drafter="none", **QUICK).engine.target.dtype == torch.bfloat16
 
 
 def test_what_there_is_is_said(monkeypatch):
     with pytest.raises(UnknownName, match="int4"):
-        outrider.load(llama(), dtype="int3", drafter="root", **QUICK)
+        outrider.load(llama(), dtype="int3", drafter="none", **QUICK)
     monkeypatch.setattr(kernels, "unbuilt", lambda: "no C compiler: 'cc' is not there")
     with pytest.raises(ConfigurationError, match=r"dtype='int8' is not to be had here: no C comp"):
-        outrider.load(llama(), dtype="int8", drafter="root", **QUICK)
+        outrider.load(llama(), dtype="int8", drafter="none", **QUICK)
     monkeypatch.setattr(isa, "has_bf16_products", lambda: False)
-    made = outrider.load(llama(), drafter="root", pack_weights=False, **QUICK)
+    made = outrider.load(llama(), drafter="none", pack_weights=False, **QUICK)
     assert made.notes.dtype == "float32"
     assert made.notes.weights == "float32, and so are states"
 
@@ -290,6 +290,6 @@ def test_quantised_weights_wait_before_anything_asks_for_kernels(monkeypatch, dt
     monkeypatch.setattr(kernels, "_state", state)
     monkeypatch.setattr(kernels, "start", lambda: None)
     monkeypatch.setattr(kernels, "wait", lambda: setattr(state, "found", library))
-    asked = LoadConfig(llama(), drafter="root", dtype=dtype, threads=1)
+    asked = LoadConfig(llama(), drafter="none", dtype=dtype, threads=1)
     with contextlib.nullcontext() if waits else pytest.raises(AssertionError):
         assert loading.choose_setting(loading.resolve(asked))[0].dtype == dtype

@@ -130,7 +130,7 @@ def test_the_speech_pipeline_as_it_comes(whisper, speech, way):
         tokenizer=transformers.AutoTokenizer.from_pretrained(whisper, pad_token="<|endoftext|>"),
         feature_extractor=WhisperFeatureExtractor.from_pretrained(whisper),
     )
-    call = SpeculativeGenerate(drafter="root")
+    call = SpeculativeGenerate(drafter="none")
     told = [
         asr(np.concatenate(recordings), generate_kwargs={"language": "en", **more}, **how)
         for more in ({}, {"custom_generate": call})

@@ -24,7 +24,7 @@ LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False}
 @pytest.fixture(scope="module")
 def own(smollm2):
     """What the model says to the prompt, and the tokens of the whole conversation."""
-    plain = outrider.load(smollm2, drafter="root", **LOAD)
+    plain = outrider.load(smollm2, drafter="none", **LOAD)
     chat = [{"role": "user", "content": PROMPT}]
     told = plain.generate(chat, GREEDY, BUDGET).completions[0].token_ids
     text = plain.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)

@@ -23,7 +23,7 @@ LEFT = [number for number in range(30) if number not in (3, 4, 5)]  # outrider b
 
 @pytest.fixture(scope="module")
 def plain(smollm2):
-    return outrider.load(smollm2, drafter="root", dtype="float32", threads=1, pack_weights=False)
+    return outrider.load(smollm2, drafter="none", dtype="float32", threads=1, pack_weights=False)
 
 
 def texts(plain, drafter, sampling, tokens=20, of=PROMPTS):

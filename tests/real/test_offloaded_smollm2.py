@@ -23,10 +23,10 @@ def test_texts_are_those_of_the_model_in_memory(smollm2, tmp_path):
         smollm2, device_map=places, offload_folder=str(tmp_path), **how
     )
     assert {parameter.device.type for parameter in placed.parameters()} == {"cpu", "meta"}
-    prompt = outrider.load(smollm2, drafter="root").tokenizer("The capital of France is").input_ids
+    prompt = outrider.load(smollm2, drafter="none").tokenizer("The capital of France is").input_ids
     ids = torch.tensor([prompt])
     wanted = whole.generate(ids, max_new_tokens=24, do_sample=False)[0, len(prompt) :].tolist()
-    for drafter in ("root", "recall"):
+    for drafter in ("none", "recall"):
         speculator = outrider.load(placed, drafter=drafter)
         made = speculator.generate([prompt], SamplingParams(0), Stop(24, token_ids=()))
         assert list(made.completions[0].token_ids)[: len(wanted)] == wanted

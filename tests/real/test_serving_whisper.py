@@ -28,7 +28,7 @@ def test_a_recording_becomes_the_librarys_transcript(models_directory, recording
     folder = models_directory / name
     if not folder.is_dir():
         pytest.skip(f"needs {name} in the directory of models")
-    speculator = outrider.load(folder, drafter="root", dtype="float32", threads=1)
+    speculator = outrider.load(folder, drafter="none", dtype="float32", threads=1)
     expected = speculator.transcribe(recording, language="en")
     with serving(speculator) as server:
         client = server.client()

@@ -25,12 +25,13 @@ BODY = {"model": NAME, "prompt": PROMPT}
 class Server:
     """A running server: its address, its engine's thread, and clients."""
 
-    def __init__(self, site, http="auto", grace=1.0):
+    def __init__(self, site, http="auto", grace=1.0, loop="asyncio"):
         self.app, self.engine = site
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.uvicorn = HttpServer(site, grace)
         self.uvicorn.config.http = http
+        self.uvicorn.config.loop = loop  # its default is uvloop, if that is installed
         self.clients = []
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
@@ -74,10 +75,10 @@ def linked(load, room):
 
 
 @contextmanager
-def serving(speculator, http="auto", grace=1.0, **settings):
+def serving(speculator, http="auto", grace=1.0, loop="asyncio", **settings):
     """A server for the length of a block."""
     service = _service(settings)
-    with _until_the_end(Server(build_app(speculator, service), http, grace)) as server:
+    with _until_the_end(Server(build_app(speculator, service), http, grace, loop)) as server:
         yield server
 
 

@@ -1,5 +1,6 @@
 """Who may ask by which name, pages that load nothing from elsewhere, and heads that never end."""
 
+import asyncio
 import http.client
 import socket
 import time
@@ -90,6 +91,27 @@ def test_half_a_head_is_closed_in_time(shipped, monkeypatch, kind, sent):
         assert raw.recv(100) == b""
         assert time.monotonic() - began < 10
         raw.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_every_event_loop_of_uvicorn_serves(shipped, monkeypatch, loop):
+    """uvloop's connections are no asyncio.Transport: nothing of ours may ask what they are."""
+    pytest.importorskip(loop)
+    monkeypatch.setattr(HeaderDeadline, "seconds", 0.3)
+    loops, made = [], HeaderDeadline.connection_made
+
+    def connected(self, transport):
+        loops.append(type(asyncio.get_running_loop()).__module__)
+        made(self, transport)
+
+    monkeypatch.setattr(HeaderDeadline, "connection_made", connected)
+    with serving(shipped, loop=loop) as server:
+        text = server.client().completions.create(model="pair", prompt="x", max_tokens=4)
+        assert text.usage.completion_tokens == 4
+        raw = socket.create_connection(server.socket.getsockname(), timeout=20)
+        assert raw.recv(100).startswith(b"HTTP/1.1 408")
+        raw.close()
+    assert {name.split(".")[0] for name in loops} == {loop}
 
 
 @pytest.mark.exhaustive

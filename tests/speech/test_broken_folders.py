@@ -10,7 +10,7 @@ import whispers
 import outrider
 from outrider.errors import OutriderError
 
-LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False, "drafter": "root"}
+LOAD = {"dtype": "float32", "threads": 1, "pack_weights": False, "drafter": "none"}
 
 
 @pytest.fixture(scope="module")

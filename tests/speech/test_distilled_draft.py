@@ -44,7 +44,7 @@ def test_an_equal_encoder_reads_a_window_once(read, same, other, whose, encoders
     if same:
         student.get_encoder().load_state_dict(teacher.get_encoder().state_dict())
     noise = np.random.default_rng(3).uniform(-0.5, 0.5, 48_000).astype(np.float32)
-    right = loaded(whispers.whisper(), drafter="root").transcribe(noise, **HOW)
+    right = loaded(whispers.whisper(), drafter="none").transcribe(noise, **HOW)
     pair = loaded(teacher, draft=student, num_speculative_tokens=3)
     assert pair.notes.encoder == whose
     read.clear()

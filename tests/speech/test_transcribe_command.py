@@ -15,7 +15,7 @@ from outrider.errors import ConfigurationError
 from outrider.testing import llama
 from outrider.text.speculator import Speculator
 
-BRIEF = ["--dtype", "float32", "--threads", "1", "-t", "0", "--drafter", "root"]
+BRIEF = ["--dtype", "float32", "--threads", "1", "-t", "0", "--drafter", "none"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_standard_input_is_a_recording(capsys, monkeypatch, folder, talks, tmp_p
     code, out, err = run(capsys, monkeypatch, "-", "-m", folder, "--verbose", *BRIEF)
     assert (code, out) == (0, plain[1]), err
     assert f"target {folder}" in err
-    assert "drafter root" in err
+    assert "drafter none" in err
     assert f"target {folder}" not in plain[2]
     os.mkfifo(tmp_path / "pipe")  # a header is looked at before the samples are read
     code, _, err = run(capsys, monkeypatch, tmp_path / "pipe", "-m", folder, *BRIEF)
@@ -166,7 +166,7 @@ def test_compare_tells_both_times_and_that_the_texts_are_one(
 ):
     reference = tmp_path / "talk.txt"
     reference.write_text("something else", "utf-8")
-    brief = [word for word in BRIEF if word not in ("--drafter", "root")]
+    brief = [word for word in BRIEF if word not in ("--drafter", "none")]
     words = [talks[1], "-m", folder, "--reference", reference, "--compare", *brief]
     code, _, err = run(capsys, monkeypatch, *words)
     assert code == 0, err
@@ -191,7 +191,7 @@ def test_compare_times_arms_that_are_warm_each_of_them_first_in_turn(
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name, "utf-8")
     captions = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
-    brief = [word for word in BRIEF if word not in ("--drafter", "root")]
+    brief = [word for word in BRIEF if word not in ("--drafter", "none")]
     words = ["--reference", captions[0], "--reference", captions[1], "--compare"]
     code, _, err = run(capsys, monkeypatch, *talks, "-m", folder, *words, *brief)
     assert code == 0, err
@@ -207,7 +207,7 @@ def test_compare_times_arms_that_are_warm_each_of_them_first_in_turn(
 
 
 def test_a_draft_of_the_models_own_layers(capsys, monkeypatch, folder, talks):
-    brief = [word for word in BRIEF if word not in ("--drafter", "root")]
+    brief = [word for word in BRIEF if word not in ("--drafter", "none")]
     plain = run(capsys, monkeypatch, talks[1], "-m", folder, *BRIEF)
     mine = run(capsys, monkeypatch, talks[1], "-m", folder, "--draft-layers", "0", *brief)
     assert mine[0] == 0, mine[2]
@@ -220,7 +220,7 @@ def test_the_settings_are_checked_before_anything_is_loaded(capsys, monkeypatch,
     assert code == 2
     assert isinstance(ConfigurationError("x"), ValueError)
     assert "unknown timestamps" in err
-    for plainly in ([], ["--drafter", "root"]):
+    for plainly in ([], ["--drafter", "none"]):
         code, out, err = run(capsys, monkeypatch, talks[0], "-m", "x", "--compare", *plainly)
         assert (code, out) == (2, "")
         assert "nothing to compare" in err

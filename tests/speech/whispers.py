@@ -126,5 +126,5 @@ def loaded(**changes):
         tokenizer=tokenizer(english, timed),
         threads=1,
         pack_weights=False,
-        **{"dtype": "float32", "drafter": "root"} | changes,
+        **{"dtype": "float32", "drafter": "none"} | changes,
     )

@@ -125,7 +125,7 @@ def published(tmp_path_factory, banned):
 
 @pytest.mark.exhaustive
 def test_the_command_line_follows_it(published, banned, monkeypatch, capsys):
-    asked = ["generate", "def f(x):\n", "--model", published, "--drafter", "root", "-n", 4]
+    asked = ["generate", "def f(x):\n", "--model", published, "--drafter", "none", "-n", 4]
     asked += ["--dtype", "float32", "--threads", 1, "--json"]
 
     def first(*more):

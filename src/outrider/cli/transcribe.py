@@ -185,7 +185,7 @@ def transcribe(
     _check(files, kinds, output, reference)
     copied = [_copied(given) for given in reference or ()]
     name = drafter or _usual(draft or draft_layers, reference)
-    if compare and name == "root" and not reference:
+    if compare and name == "none" and not reference:
         raise ConfigurationError(
             "--compare has nothing to compare: nothing drafts; give --draft-model, --draft-layers, "
             "--reference or --drafter"
@@ -319,7 +319,7 @@ def _usual(draft: str | None, reference: Sequence[str] | None) -> str | None:
     decoded plainly."""
     if reference:
         return "reference_lookup"
-    return None if draft is not None else "root"
+    return None if draft is not None else "none"
 
 
 def _run(

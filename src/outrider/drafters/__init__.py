@@ -58,7 +58,7 @@ PLUGINS = plugins.PluginGroup(
 
 #: How each is made, in order; imported when it is looked up.
 _BUILTIN = {
-    "root": "outrider.drafters.root:RECIPE",
+    "none": "outrider.drafters.root:RECIPE",
     "draft_model": "outrider.drafters.draft_model:RECIPE",
     "sampled_tree": "outrider.drafters.trees:SAMPLED_TREE",
     "beam": "outrider.drafters.beam:RECIPE",

@@ -19,7 +19,7 @@ from outrider.types import Drafter, LanguageModel
 if TYPE_CHECKING:
     from outrider.drafters.ngram_table import Table
 
-PLAIN = "use the drafter 'root' for plain decoding"
+PLAIN = "use the drafter 'none' for plain decoding"
 CHAIN = "use the drafter 'draft_model' for a chain"
 
 Need = Literal["model", "models", "translated", "table", "vocab_size", "target"]
@@ -165,7 +165,7 @@ class Recipe:
 
     >>> from outrider.drafters.root import Root
     >>> Recipe(Root).make(DrafterParts(), DraftOptions()).name
-    'root'
+    'none'
     """
 
     build: Callable[..., Drafter]

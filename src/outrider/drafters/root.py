@@ -13,7 +13,7 @@ from outrider.types import PLAIN, Context, Draft, DraftShape, DrawKind
 class Root(Forgetful):
     """Proposes nothing: every step emits one token of the target. Every benchmark's baseline."""
 
-    name: ClassVar[str] = "root"
+    name: ClassVar[str] = "none"
     kinds: ClassVar[frozenset[DrawKind]] = frozenset()
     shapes: ClassVar[tuple[DraftShape, ...]] = (PLAIN,)
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 import socket
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -30,8 +30,7 @@ class HeaderDeadline(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody is there."""
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.Transport)
-        self._to = transport
+        self._to = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
         self._wait()
 
     def data_received(self, data: bytes) -> None:

@@ -109,7 +109,7 @@ def opened(
         )
     model = source.dense(source.checkpoint_dtype() if dtype == "auto" else dtype, place)
     all_threads = torch.get_num_threads()
-    speculator = load(model, drafter="root", tokenizer=tokenizer, threads=threads or "auto")
+    speculator = load(model, drafter="none", tokenizer=tokenizer, threads=threads or "auto")
     if place.type == "cpu":  # one step of one text is fastest on few; batches take all there are
         torch.set_num_threads(threads or all_threads)
     return speculator, model

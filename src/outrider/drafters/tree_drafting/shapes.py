@@ -147,6 +147,6 @@ def parents_for(
     if from_parents(parents).max_depth == 0:
         raise ConfigurationError(
             f"drafter {name!r} needs at least one drafted token; got no branching; "
-            "use drafter='root' for plain decoding"
+            "use drafter='none' for plain decoding"
         )
     return counts, parents

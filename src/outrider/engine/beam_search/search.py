@@ -395,7 +395,7 @@ def admit(drafter: Drafter) -> None:
     if not isinstance(drafter, DraftModel) and "model" in vars(drafter):
         raise ConfigurationError(
             f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
-            "use the drafter 'draft_model', one without a model, or 'root'"
+            "use the drafter 'draft_model', one without a model, or 'none'"
         )
     if drafter.aux_layers:
         raise ConfigurationError(

@@ -267,7 +267,7 @@ def layers(
     amount = experiment.LayersAmount(temperature=temperature)
     if asked.quick:
         amount = experiment.LayersAmount(2, 32, temperature)
-    alone = replace(asked, pictures=False, dtype=dtype).load("root")
+    alone = replace(asked, pictures=False, dtype=dtype).load("none")
     rows = read_rows(asked.prompts)[: amount.prompts]
     with bar("layers") as progress:
         tables = experiment.run(alone, rows, asked.out, progress, amount)

@@ -91,7 +91,7 @@ class PaperRequest:
 
     def pair_or_alone(self) -> "Speculator":
         """The pair, or a target without a draft."""
-        return self.pair() if self.target is None or self.draft is not None else self.load("root")
+        return self.pair() if self.target is None or self.draft is not None else self.load("none")
 
 
 #: A command whose parameter `asked` is typed as one option for each field of `PaperRequest`.

@@ -243,7 +243,7 @@ def outrider_speech(asked: Words) -> Answer:
     more: Words = {"draft": asked["draft"]} if asked.get("draft") else {}
     how: Words = {"dtype": asked["dtype"], "threads": asked["threads"]}
     ways = {
-        "plain": outrider.load(asked["model"], drafter="root", **how),
+        "plain": outrider.load(asked["model"], drafter="none", **how),
         "default": outrider.load(asked["model"], **how, **more),
     }
     asked["means"] = ways["plain"].notes.means

@@ -71,7 +71,7 @@ def arms(asked: ServersRequest) -> list[Arm]:
     }
     mine = usual | {"engine": "outrider, server", "dtype": asked.dtype}
     found = [
-        Arm(PLAIN, asked.own, mine | {"more": ["--drafter", "root"]}),
+        Arm(PLAIN, asked.own, mine | {"more": ["--drafter", "none"]}),
         Arm(DEFAULT, asked.own, mine | {"more": []}),
     ]
     if LLAMA.name in asked.engines:

@@ -106,13 +106,13 @@ def _row(
     best = max(found, key=lambda arm: found[arm].value)
     row: Row = {"category": kind, "prompts": sum(picked)}
     row |= {shown[arm]: tables.shown(one) for arm, one in found.items()}
-    return row | {"take": shown[best] if found[best].value >= PAYS else "root"}
+    return row | {"take": shown[best] if found[best].value >= PAYS else "none"}
 
 
 def _advice(rows: Sequence[Row], cost: float) -> str:
     """The last row in words, and whether categories differ."""
     last = rows[-1]["take"]
-    how = "nothing pays: drafter='root'" if last == "root" else f"take {last}"
+    how = "nothing pays: drafter='none'" if last == "none" else f"take {last}"
     others = sorted({row["take"] for row in rows[:-1]} - {last})
     more = f"; some categories prefer {', '.join(others)}" if others else ""
     return f"plain decoding takes {cost:.1f} ms a token; {how}{more}"
