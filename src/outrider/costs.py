@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +69,30 @@ def _wider(curve: Curve, factor: float) -> Curve:
     return Curve.of(more)
 
 
+#: What two measurements of a step may differ by and say the same.
+ALIKE = 0.1
+
+
+def due(starts: int) -> bool:
+    """Whether the last of so many starts measures anew what no two of them agree on.
+
+    >>> [starts for starts in range(1, 20) if due(starts)]
+    [2, 4, 8, 16]
+    """
+    return starts > 1 and starts & (starts - 1) == 0
+
+
+def trust(starts: int, agreed: bool) -> str:
+    """How far what so many starts have had is to be believed, in words.
+
+    >>> trust(2, False)
+    'not confirmed yet: start 4 measures anew (this is 2)'
+    """
+    if agreed:
+        return "measured alike by two starts"
+    return f"not confirmed yet: start {1 << starts.bit_length()} measures anew (this is {starts})"
+
+
 @dataclass(frozen=True)
 class Costs:
     """Milliseconds of a whole step: the drafter, the target, the rule and the host.
@@ -76,6 +100,8 @@ class Costs:
     times    by rows and by committed tokens of a row: a curve over the nodes of a row, 1 for a
              plain step
     reading  by rows: of a token of every row that a draft model has not read; none known: nothing
+    starts   programs that have had them, this one included
+    agreed   rows that two of them measured alike
 
     >>> costs = Costs.of({1: 6.0, 5: 10.0})
     >>> costs.milliseconds(3)
@@ -84,6 +110,13 @@ class Costs:
 
     times: Mapping[int, Mapping[int, Curve]]
     reading: Mapping[int, float] = field(default_factory=dict)
+    starts: int = field(default=1, compare=False)
+    agreed: frozenset[int] = field(default=frozenset(), compare=False)
+
+    @property
+    def doubted(self) -> frozenset[int]:
+        """Rows that this start is to measure anew."""
+        return frozenset(self.times) - self.agreed if due(self.starts) else frozenset()
 
     @classmethod
     def of(cls, measured: Mapping[int, float]) -> "Costs":
@@ -124,8 +157,40 @@ class Costs:
         )
 
     def merged(self, more: "Costs") -> "Costs":
-        """With other numbers of rows besides."""
-        return Costs({**self.times, **more.times}, {**self.reading, **more.reading})
+        """With other numbers of rows besides, or with rows that were measured anew.
+
+        Of these the former costs stay, which seeded texts may depend on, and are agreed on if both
+        say the same; otherwise the new ones count.
+
+        >>> bad, good = (Costs.of({1: 6.0, 5: ms}) for ms in (6.5, 9.0))
+        >>> [bad.merged(again).milliseconds(5) for again in (bad, good)]
+        [6.5, 9.0]
+        >>> bad.merged(good).agreed, bad.merged(good).merged(good).agreed
+        (frozenset(), frozenset({1}))
+        """
+        alike = {rows for rows in more.times if rows in self.times and self._says(more, rows)}
+        times = {rows: by for rows, by in more.times.items() if rows not in alike}
+        reading = {rows: ms for rows, ms in more.reading.items() if rows not in alike}
+        return replace(
+            self,
+            times={**self.times, **times},
+            reading={**self.reading, **reading},
+            agreed=frozenset(self.agreed - times.keys() | alike),
+        )
+
+    def _says(self, more: "Costs", rows: int) -> bool:
+        """Whether steps of so many rows take as many plain steps there as here.
+
+        The largest size of fewer sizes is an estimate.
+        """
+        for context, curve in more.times[rows].items():
+            here = self.curve(rows, context)
+            each = list(zip(*curve, strict=True))
+            for n, ms in each[:-1] if len(each) < len(here.at) else each:
+                part = ms / curve.times[0] * here.times[0] / here.milliseconds(n)
+                if abs(part - 1) > ALIKE:
+                    return False
+        return True
 
     def alone(self) -> "Costs":
         """The same where every row of a batch costs what one costs alone."""
@@ -146,7 +211,8 @@ class Costs:
             for rows, by_context in self.times.items()
         }
         reading = {str(rows): ms for rows, ms in self.reading.items()}
-        return json.dumps({"step_ms": times, "reading_ms": reading}, indent=1)
+        told = {"starts": self.starts, "agreed": sorted(self.agreed)}
+        return json.dumps({"step_ms": times, "reading_ms": reading, **told}, indent=1)
 
     def write(self, path: str | Path) -> None:
         """Keep them in a file, for `read` and for `load(step_costs=...)`."""
@@ -181,9 +247,10 @@ class Costs:
         reading = {int(rows): float(ms) for rows, ms in raw.get("reading_ms", {}).items()}
         if any(rows < 1 or ms < 0 for rows, ms in reading.items()):
             raise ValueError("reading takes less than no time in it")
+        starts, agreed = int(raw.get("starts", 1)), frozenset(map(int, raw.get("agreed", ())))
         if not times or not all(times.values()) or any(rows < 1 for rows in times):
             raise ValueError("no steps in it")
         values = [t for by in times.values() for curve in by.values() for t in curve.times]
         if not values or min(values) <= 0:
             raise ValueError("a step takes no time in it")
-        return cls(times, reading)
+        return cls(times, reading, starts, agreed)

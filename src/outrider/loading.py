@@ -268,7 +268,7 @@ def calibrate_steps(
         calibrate.recall_costs(key),
         kept=lambda found: calibrate.remember_costs(key, found),
     )
-    engine.priced(1)
+    engine.priced(1, again=True)
     return engine
 
 

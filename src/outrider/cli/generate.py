@@ -20,6 +20,7 @@ from outrider.cli.console import (
     read_prompt,
     read_source,
 )
+from outrider.costs import trust
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load_config import LoadConfig
@@ -52,6 +53,8 @@ def priced(engine: "Engine") -> list[str]:
         return [f"planner fixed: {engine.shapes[0].max_nodes - 1} drafted tokens in every step"]
     lines = [f"planner {type(engine.planner).__name__.lower()}"]
     if engine.costs is not None:
+        if engine.kept is not None:
+            lines[0] += f"; costs {trust(engine.costs.starts, 1 in engine.costs.agreed)}"
         for context, curve in sorted(engine.costs.times[1].items()):
             each = zip(*curve, strict=True)
             steps = ", ".join(
@@ -442,5 +445,8 @@ def describe(
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
     for line in priced(speculator.engine) if beams is None else ():
         err.print(line, markup=False)
-    for candidate in notes.calibration.candidates if notes.calibration else ():
-        err.print(f"  measured {candidate}", markup=False)
+    if notes.calibration is not None:
+        found = notes.calibration
+        err.print(f"threads, dtype, packing: {trust(found.starts, found.agreed)}", markup=False)
+        for candidate in found.candidates:
+            err.print(f"  measured {candidate}", markup=False)

@@ -353,7 +353,7 @@ def measure(engine: "Engine") -> None:
     """
     try:
         if not engine.budget.over():
-            engine.priced(1)
+            engine.priced(1, again=True)
     except KeyboardInterrupt:
         return
     except (MemoryError, RuntimeError) as error:

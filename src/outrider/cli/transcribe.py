@@ -25,6 +25,7 @@ from outrider.cli.console import (
 )
 from outrider.cli.generate import describe, how_made
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
+from outrider.models import budget
 from outrider.models.program_imports import import_lean
 from outrider.speech.formats import FORMATS, TIMES, written
 
@@ -193,11 +194,10 @@ def transcribe(
     failed: dict[str, OutriderError] = {}
     model = _named(model)
     files = [_kept_input() if name == INPUT else name for name in files]
-    heard = _readable(files, failed)
-    if heard:
+    if heard := _readable(files, failed):
         _made(output)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
-        with working(LOADING):
+        with working(LOADING), budget.postponing():
             speculator = load(
                 model,
                 draft,
@@ -211,6 +211,7 @@ def transcribe(
                 threads="auto" if threads is None else threads,
                 trust_remote_code=trust_remote_code,
             )
+        speculator.engine.priced(1)  # what an earlier start measured is confirmed behind the text
         if verbose:
             describe(speculator, how_made(speculator, greedy=not temperature or temperature == [0]))
         if reference:
@@ -363,6 +364,7 @@ def _run(
         err.print(f"interrupted; {len(done)} of {len(heard)} recordings are done", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     settle(over=True)
+    options.measure(speculator.engine)
     return {name: done[name] for name in heard if name in done}
 
 

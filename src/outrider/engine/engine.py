@@ -186,6 +186,8 @@ class Engine:
         self.budget = budget.unspent()
         self._given = costs is not None and kept is None
         self._priced = 0  # up to so many rows all that is measured is known
+        #: Rows of earlier measurements that are not to be relied on yet.
+        self._doubted = set(costs.doubted) if costs is not None and kept is not None else set()
         self._estimated = False  # whether the costs are from a look, and are measured yet
         if graphs not in (True, False, "auto"):
             arguments.refuse("graphs", "True, False or 'auto'", graphs, "leave it out")
@@ -252,14 +254,14 @@ class Engine:
         self.capture, self.eager = None, why
         _log.warning("steps go on without CUDA graphs, as they cannot be captured: %s", why)
 
-    def priced(self, max_num_seqs: int) -> Costs | None:
+    def priced(self, max_num_seqs: int, again: bool = False) -> Costs | None:
         """The costs of steps of up to so many rows, for a planner that weighs them.
 
         What nobody has measured is measured now, on made-up text, as far as the budget goes: one
         row always is, and more are estimated from fewer where it is over. Nothing is where that is
-        postponed.
+        postponed. `again`: also what an earlier start measured and this one is to confirm.
         """
-        missing = self._unpriced(max_num_seqs)
+        missing = self._unpriced(max_num_seqs, again)
         if missing and not budget.postponed() and not (missing[0] > 1 and self.budget.over()):
             with self.budget.measuring("what steps cost"):
                 deque(self._pricing(missing), maxlen=0)
@@ -268,7 +270,7 @@ class Engine:
     def pricing(self, max_num_seqs: int) -> Iterator[bool]:
         """The same for who has other things to do: it stops behind every look at the clock, and
         says whether that has measured steps of some number of rows."""
-        yield from self._pricing(self._unpriced(max_num_seqs))
+        yield from self._pricing(self._unpriced(max_num_seqs, again=True))
 
     def estimate_costs(self) -> None:
         """Take one look at a few steps, for who cannot wait until they are measured."""
@@ -290,11 +292,13 @@ class Engine:
         with budget.postponing():
             yield
 
-    def _unpriced(self, max_num_seqs: int) -> list[int]:
-        """The numbers of rows, up to so many, that are to be measured yet."""
-        if not isinstance(self.planner, Adaptive) or self._given or max_num_seqs <= self._priced:
+    def _unpriced(self, max_num_seqs: int, again: bool = False) -> list[int]:
+        """The numbers of rows, up to so many, that are to be measured yet, or `again`."""
+        done = max_num_seqs <= self._priced and not (again and self._doubted)
+        if not isinstance(self.planner, Adaptive) or self._given or done:
             return []
-        known = {} if self.costs is None or self._estimated else self.costs.times
+        known = set() if self.costs is None or self._estimated else {*self.costs.times}
+        known -= self._doubted if again else set()
         missing = [rows for rows in measure.upto(max_num_seqs) if rows not in known]
         if not missing:
             self._priced = max_num_seqs
@@ -303,13 +307,14 @@ class Engine:
     def _pricing(self, missing: Sequence[int]) -> Iterator[bool]:
         """One table after the other, each with its part of what is left of the budget."""
         for left, rows in enumerate(missing):
-            if rows > 1 and self.budget.over():
+            if (rows > 1 or rows in self._doubted) and self.budget.over():
                 break
             with self.budget.part(1 / (len(missing) - left)):
                 work = measure.measured(self, rows)
                 while (more := self._look(work)) is None:
                     yield False
             known = None if self._estimated else self.costs
+            self._doubted.discard(rows)
             self.costs, self._estimated = more if known is None else known.merged(more), False
             if self.kept is not None:
                 self.kept(self.costs)

@@ -1,7 +1,12 @@
 """A short measurement at load: which threads, dtype and packing run this model fastest on this CPU.
 
-The result is kept in the user's cache directory, keyed by model shape, torch and processor, so that
-a second load costs nothing. Every choice can be overridden at load.
+The result is kept in the user's cache directory, keyed by model shape, torch and processor. Every
+choice can be overridden at load.
+
+A result may have been taken in a bad second: another program had a core, and two threads seemed no
+faster than one. So it is doubted until a later start has measured the same while nobody held it up;
+the second, the fourth, the eighth ... start measures anew, a part of what the first one took, and
+what the two agree on stays. What steps cost (`recall_costs`) is doubted in the same way.
 """
 
 import atexit
@@ -14,12 +19,12 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from outrider.costs import Costs
+from outrider.costs import Costs, due
 from outrider.models import budget, isa
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 
     #: Target and draft model.
     Models: TypeAlias = tuple[LanguageModel, LanguageModel | None]
+    Build: TypeAlias = Callable[["Setting"], Models]
 
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
 MORE_THREADS = 1.15
@@ -43,8 +49,12 @@ KERNELS = (
 )
 _PASSES = 3
 _SHARE = 0.6  #: of a start's budget; the rest is for what whole steps cost
+_AGAIN = 0.3  #: the same of a start that measures anew
+_ALIKE = 1.05  #: a setting that is slower by less is kept: texts may depend on it
+_DISTURBED = 0.2  #: of the time that several threads are timed: what others may use of their cores
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  #: of a weight
 _WORTH_ANOTHER_LOOK = 2.0  #: seen on a shared machine: 1.7 times the least time for a second
+_CORES = "/proc/stat"  #: of Linux: what cores did, in ticks
 _CONTEXT = 96  #: committed tokens in the cache while timing
 
 
@@ -65,6 +75,22 @@ class Calibration:
     setting: Setting
     candidates: list[dict[str, int | str | float]] = field(default_factory=list)
     cached: bool = False
+    starts: int = 1  #: that have had it, this one included
+    agreed: bool = False  #: two of them measured it
+
+    @property
+    def doubted(self) -> bool:
+        """Whether this start is to measure anew."""
+        return due(self.starts) and not self.agreed
+
+    def scores(self) -> dict[Setting, float]:
+        """Milliseconds of all that was tried."""
+        scores: dict[Setting, float] = {}
+        for note in self.candidates:
+            values: dict[str, Any] = {**note}
+            took = float(values.pop("score_ms"))
+            scores[Setting(**values)] = took
+        return scores
 
 
 def cache_dir() -> Path:
@@ -145,7 +171,9 @@ def recall(identity: str) -> Calibration | None:
     """An earlier result, or None if there is none or it cannot be read."""
     try:
         raw = json.loads(_file("calibration", identity).read_text())
-        return Calibration(Setting(**raw["setting"]), list(raw["candidates"]), cached=True)
+        more = int(raw.get("starts", 1)) + 1, bool(raw.get("agreed", False))
+        found = Calibration(Setting(**raw["setting"]), list(raw["candidates"]), True, *more)
+        return found if found.scores() or not found.candidates else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -156,11 +184,18 @@ def remember(identity: str, calibration: Calibration) -> None:
 
 
 def recall_costs(identity: str) -> Costs | None:
-    """Costs of whole steps that were measured earlier, beside the calibration; None: not yet."""
+    """Costs of whole steps that were measured earlier, beside the calibration; None: not yet.
+
+    While any are doubted the start is counted.
+    """
     try:
-        return Costs.parsed(_file("costs", identity).read_text())
+        kept = Costs.parsed(_file("costs", identity).read_text())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    found = replace(kept, starts=kept.starts + 1)
+    if not found.agreed >= found.times.keys():
+        remember_costs(identity, found)
+    return found
 
 
 def remember_costs(identity: str, costs: Costs) -> None:
@@ -220,8 +255,28 @@ def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dic
     return {n: round(min(least[m] for m in widths if m >= n), 4) for n in widths}
 
 
+def others() -> float:
+    """Seconds for which this process's cores ran anything else, counted from whenever.
+
+    0.0 where no system says. Not what threads of this process waited for a core: where some of them
+    spin they wait for each other.
+    """
+    try:
+        lines = [line.split() for line in Path(_CORES).read_text().splitlines()]
+        mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError):
+        return 0.0
+    busy = 0
+    for name, *counts in lines:
+        if name in mine:
+            user, nice, system, _idle, _waiting, *more = map(int, counts[:8])
+            busy += user + nice + system + sum(more)
+    return busy / ticks - time.process_time() if busy else 0.0
+
+
 def choose(
-    build: "Callable[[Setting], Models]",
+    build: "Build",
     *,
     threads: Sequence[int],
     dtypes: Sequence[str],
@@ -239,28 +294,78 @@ def choose(
     the bytes that their weights take: reading them is what a step of a few nodes waits for. Where
     it ends before the first is built, that one is taken.
     """
+    every = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
+    if budget.current().over():
+        return Calibration(every[0], [])
+    with budget.current().part(_SHARE):
+        scores = _timed(build, every, num_speculative_tokens, _PASSES)
+    fastest = min(scores, key=lambda setting: scores[setting])
+    for setting in every:
+        if setting not in scores:
+            bytes_of = _BYTES.get(setting.dtype, 2) / _BYTES.get(fastest.dtype, 2)
+            scores[setting] = scores[fastest] * max(bytes_of, 1.0)
+    ranked = sorted(scores, key=lambda setting: _counted(setting, scores[setting], threads))
+    return Calibration(ranked[0], [_note(setting, scores[setting]) for setting in ranked])
+
+
+def choose_again(
+    before: Calibration, build: "Build", *, threads: Sequence[int], num_speculative_tokens: int
+) -> Calibration:
+    """What an earlier start chose, timed once more beside what was near it then.
+
+    It stays, and two starts agree, unless another one is clearly faster now: then that one is
+    taken, and doubted. Where others used the cores of several threads meanwhile nothing is known.
+    """
+    if budget.current().over():
+        return before
+    took = {before.setting: 0.0, **before.scores()}
+    near = _WORTH_ANOTHER_LOOK * min(filter(None, took.values()), default=0.0)
+    left = [s for s in took if took[s] <= near or s == before.setting]
+    left.sort(key=lambda s: (s.dtype, s.packed) != (before.setting.dtype, before.setting.packed))
+    before_it, began = others(), time.perf_counter()
+    with budget.current().part(_AGAIN):
+        scores = _timed(build, left, num_speculative_tokens, 1)
+    disturbed = others() - before_it > _DISTURBED * (time.perf_counter() - began)
+    if (disturbed and len(threads) > 1) or len(scores) < min(len(left), 2):
+        return before
+    counts = {s: _counted(s, scores[s], threads) for s in scores}
+    best = min(counts, key=lambda setting: counts[setting])
+    if counts[before.setting] <= _ALIKE * counts[best]:
+        return replace(before, agreed=True)
+    notes = [_note(s, scores.get(s, took[s])) for s in sorted(took, key=lambda s: s != best)]
+    return replace(before, setting=best, candidates=notes)
+
+
+def _note(setting: Setting, score: float) -> dict[str, int | str | float]:
+    return {**asdict(setting), "score_ms": round(score, 3)}
+
+
+def _counted(setting: Setting, score: float, threads: Sequence[int]) -> float:
+    """A score as it counts: more threads than the fewest have to win by a factor."""
+    return score * (1 if setting.threads == min(threads) else MORE_THREADS)
+
+
+def _timed(
+    build: "Build", left: Sequence[Setting], ahead: int, passes: int
+) -> dict[Setting, float]:
+    """Scores of these settings, as far as the budget goes; of the first one whatever it says."""
     import torch
 
-    before = torch.get_num_threads()
-    n = num_speculative_tokens + 1
+    before, allowed = torch.get_num_threads(), budget.current()
 
     def score(models: "Models", count: int) -> float:
         torch.set_num_threads(count)
-        target = cost(models[0], (1, n), repeats=6)
-        spent = target[1] + target[n]
+        target = cost(models[0], (1, ahead + 1), repeats=6)
+        spent = target[1] + target[ahead + 1]
         if models[1] is not None:
-            spent += num_speculative_tokens * cost(models[1], (1,), repeats=6)[1]
+            spent += ahead * cost(models[1], (1,), repeats=6)[1]
         return spent
 
     scores: dict[Setting, float] = {}
     made: tuple[str, bool] | None = None
-    every = left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
-    allowed = budget.current()
-    if allowed.over():
-        return Calibration(left[0], [])
     try:
-        with allowed.measuring("how fast the model runs"), allowed.part(_SHARE):
-            for _ in range(_PASSES):
+        with allowed.measuring("how fast the model runs"):
+            for _ in range(passes):
                 for dtype, packed in dict.fromkeys((s.dtype, s.packed) for s in left):
                     if scores and allowed.over():
                         break
@@ -277,13 +382,4 @@ def choose(
                     break
     finally:
         torch.set_num_threads(before)
-    fastest = min(scores, key=lambda setting: scores[setting])
-    for setting in every:
-        if setting not in scores:
-            bytes_of = _BYTES.get(setting.dtype, 2) / _BYTES.get(fastest.dtype, 2)
-            scores[setting] = scores[fastest] * max(bytes_of, 1.0)
-    tried = [(took, setting) for setting, took in scores.items()]
-    fewest = min(threads)
-    tried.sort(key=lambda entry: entry[0] * (1 if entry[1].threads == fewest else MORE_THREADS))
-    notes = [{**asdict(s), "score_ms": round(score, 3)} for score, s in tried]
-    return Calibration(tried[0][1], notes)
+    return scores

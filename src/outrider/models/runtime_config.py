@@ -79,15 +79,23 @@ def resolve_runtime(
     for choices in (dtypes, threads, packings):
         identity += f"-{'-'.join(map(str, choices))}"
     identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result
+
+    def made(setting: Setting) -> tuple[TreeDecoder, LanguageModel | None]:
+        return build(replace(setting, draft_dtype=kept))
+
     known = calibrate.recall(identity)
+    doubted = known is None or not known.agreed
     if known is None:
         known = calibrate.choose(
-            lambda setting: build(replace(setting, draft_dtype=kept)),
+            made,
             threads=threads,
             dtypes=dtypes,
             packings=packings,
             num_speculative_tokens=ahead,
         )
+    elif known.doubted:
+        known = calibrate.choose_again(known, made, threads=threads, num_speculative_tokens=ahead)
+    if doubted:
         calibrate.remember(identity, known)
     return replace(known.setting, draft_dtype=kept), known
 
