@@ -20,7 +20,7 @@ from outrider import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.sampling import logits_processors
-from outrider.sampling.logits_processors import among
+from outrider.sampling.logits_processors import among, repeats
 from outrider.tree import branching
 from outrider.types import Context
 from tiny import DRAFTERS, pair
@@ -206,6 +206,17 @@ class Written(TorchDispatchMode):
         if isinstance(made, torch.Tensor) and made.data_ptr() not in had:  # no view
             self.bytes += made.nbytes
         return made
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_n_grams_are_found_on_a_device_as_on_the_host(before):
+    random = torch.Generator().manual_seed(before)
+    last = torch.randint(-1 if before == 3 else 0, 3, (2, 5, before), generator=random)
+    for nodes in (1, 5):
+        where = torch.randint(-1, 4, (2, nodes, 400), generator=random)
+        found = [repeats(last, where, 4, on_host) for on_host in (True, False)]
+        assert torch.equal(*found)
+        assert found[0].any()
 
 
 def test_n_grams_behind_a_long_text_take_a_few_bytes_a_token_and_node():

@@ -280,6 +280,7 @@ def ban_repeats(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) ->
     ends_BRK, at = prefixes.ends(most), most + prefixes.depth_BR[..., None] + 1
     text = [prefixes.committed()[:, None], ends_BRK]
     source = [] if shaping.source_BS is None else [shaping.source_BS[:, None]]
+    on_host = logits_BRV.device.type == "cpu"
     for size_B, sizes, places in (
         (shaping.ngram_B, shaping.ngrams, text),
         (shaping.source_ngram_B, shaping.source_ngrams, source),
@@ -291,12 +292,12 @@ def ban_repeats(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) ->
             last_BRK = ends_BRK.gather(2, back.expand(*ends_BRK.shape[:2], -1))
             for where in places:  # windows of a tree's tokens begin in what is committed
                 where = where[..., most + 1 - size :] if where is ends_BRK else where
-                banned = repeats(last_BRK, where, logits_BRV.shape[-1])
+                banned = repeats(last_BRK, where, logits_BRV.shape[-1], on_host)
                 banned &= (size_B == size)[:, None, None]
                 logits_BRV.masked_fill_(banned, -torch.inf)
 
 
-def repeats(last_BRK: Tensor, where_BRL: Tensor, vocab: int) -> Tensor:
+def repeats(last_BRK: Tensor, where_BRL: Tensor, vocab: int, on_host: bool) -> Tensor:
     """Tokens that stand behind a node's last K tokens in `where`, bool [B, R, V].
 
     -1 is no token; `where` may be the same for all nodes of a row. No token follows where a text
@@ -313,7 +314,7 @@ def repeats(last_BRK: Tensor, where_BRL: Tensor, vocab: int) -> Tensor:
     for k in range(before):
         same = same & (where_BRL[..., k : k + windows] == last_BRK[..., k : k + 1])
     ends = ends.expand(same.shape)
-    if same.device.type == "cpu":  # no device to wait for: few windows are the same
+    if on_host:  # no device to wait for: few windows are the same
         row, node, place = same.nonzero(as_tuple=True)
         banned[row, node, ends[row, node, place]] = True
     else:
