@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -175,6 +176,38 @@ def test_threads_are_tried_on_cores_that_the_process_may_use(monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda who, some=some: some, raising=False)
         resolve_runtime(RuntimeOptions(), TARGET, (), None, torch.device("cpu"), 4)
     assert tried == [[1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({}, sys.maxsize),
+        ({"cpu.max": "max 100000"}, sys.maxsize),
+        ({"cpu.max": "150000 100000"}, 2),  # a container's own
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "400000 100000"}, 4),  # of a service's slice
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, sys.maxsize),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ],
+)
+def test_a_container_has_the_cores_whose_time_it_may_use(tmp_path, monkeypatch, limits, most):
+    for name, said in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(said + "\n")
+    told = tmp_path / "cgroup"
+    told.write_text("1:cpu:/\n0::/a/b\n")
+    assert calibrate._quota(tmp_path, told) == most
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(64)), raising=False)
+    monkeypatch.setattr(calibrate, "_quota", lambda: most)
+    assert calibrate.cores() == min(most, 64)
+
+
+def test_a_relative_cache_folder_is_left_alone(tmp_path, monkeypatch):
+    """A compiler works in another folder, and commands may be called in any."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in ("cache", "~/cache", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert calibrate.cache_dir() == tmp_path / ".cache" / "outrider"
 
 
 def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):

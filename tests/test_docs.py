@@ -1,6 +1,7 @@
 """The pages: what they name exists, what the program writes is fresh, the site has them all."""
 
 import ast
+import builtins
 import importlib
 import importlib.util
 import inspect
@@ -8,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -120,7 +122,7 @@ def unknown_keywords(text):
     """Keywords that Python examples give to functions of ours which do not take them."""
     for block in re.findall(r"^ *```(?:python|py)\b[^\n]*\n(.*?)^ *```", text, re.S | re.M):
         try:
-            tree = ast.parse(inspect.cleandoc(block))
+            tree = ast.parse(textwrap.dedent(block))
         except SyntaxError:  # a part of a program
             continue
         names = {"outrider": outrider}
@@ -159,6 +161,27 @@ def test_commands_scripts_and_keywords_that_a_page_names_exist(page):
         assert not list(wrong_commands(text))
 
 
+def unbound_names(text):
+    """Names that Python examples use, and neither they nor those before them on the page bind."""
+    bound = set(dir(builtins))
+    for _, block in re.findall(r"^( *)```python\b[^\n]*\n(.*?)^\1```", text, re.S | re.M):
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(block))))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        bound |= {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+        bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        for node in nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                bound |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)):
+                bound.add(node.name)
+        yield from sorted({node.id for node in names} - bound)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_python_examples_bind_what_they_use(page):
+    assert not list(unbound_names(page.read_text("utf-8")))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_paths_that_a_page_names_exist(page):
     assert not list(missing_paths(prose(page)))
@@ -182,6 +205,8 @@ def test_what_is_missing_is_seen():
     assert list(missing_scripts(page)) == ["benchmarks/no.py", "make nothing"]
     page = "```python\nimport outrider\noutrider.Stop(max_new_tokens=3, most=4)\n```"
     assert list(unknown_keywords(page)) == ["outrider.Stop(most=)"]
+    page = "```python\nimport a\nb = a.c(d)\n```\n```python\nprint(b, e)\n```\n"
+    assert list(unbound_names(page)) == ["d", "e"]
 
 
 def test_the_life_of_a_request_names_files_that_are_there():

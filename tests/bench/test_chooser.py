@@ -31,9 +31,11 @@ def test_a_row_takes_the_fastest_and_plain_decoding_where_nothing_pays():
     first = chooser._row("a", [True, False], ratios, shown)
     second = chooser._row("b", [False, True], ratios, shown)
     whole = chooser._row(EVERYTHING, [True, True], ratios, shown)
-    assert (first["take"], second["take"], whole["take"]) == ("suffix", "root", "suffix")
+    assert (first["take"], second["take"], whole["take"]) == ("suffix", "none", "suffix")
     said = chooser._advice([first, second, whole], 12.0)
-    assert said == "plain decoding takes 12.0 ms a token; take suffix; some categories prefer root"
+    told = "plain decoding takes 12.0 ms a token; take suffix; some categories prefer none"
+    assert said == f"{told} (fewer than 20 prompts: no sign)"
+    assert chooser._advice([first, second, whole | {"prompts": 20}], 12.0) == told
 
 
 def test_the_command_tries_drafters_on_a_file(tmp_path):

@@ -249,7 +249,7 @@ def test_drafters_are_those_that_can_be_made(shipped):
     assert set(alone) < set(found.engines)
     assert "draft_model" not in alone
     names = {name for name, recipe in drafters.DRAFTERS.items() if not recipe.drafts_with_models}
-    assert names - {"root"} <= set(alone)
+    assert names - {"none"} <= set(alone)
     with pytest.raises(UnknownName):
         arms.arms(shipped, table, (1,), ["nothing"])
     assert arms.usual_skip(shipped.engine.target) == (2, 3)

@@ -48,12 +48,15 @@ def test_where_one_core_is_all_there_is_one_process(
         return others[-1]
 
     def run(server, sockets):
+        assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
         with TestClient(server.config.app, base_url="http://localhost") as client:
             answers.append(client.post("/v1/completions", json=ASK).json())
             assert client.get("/health").json()["status"] == "ok"
         with socket.create_connection(sockets[0].getsockname()):
             pass  # it listens
 
+    # for another program, of several processes; where no such folder is, nothing would be counted
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/not/there")
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(cores)), raising=False)
     monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
     monkeypatch.setattr(engine_process, "launch_engine", started)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import re
 import shutil
@@ -125,6 +126,25 @@ def test_what_most_sources_include_is_read_once_and_changes_no_object(fresh, tmp
     assert sum(f"-include {build.AHEAD}" in line for line in ran) == 2
     alone, together = ({one.read_bytes() for one in each.glob("objects/*.o")} for each in libraries)
     assert alone <= together
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_where_there_are_no_locks_what_others_build_is_left(tmp_path, monkeypatch, locks):
+    """On some shared file systems; with locks it is what a build that was cut off has left."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(file, how):
+        if not locks:
+            raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    other = tmp_path / "build.other.tmp"
+    other.mkdir()
+    order = {"library": str(tmp_path / "kernels.so"), "compiler": ["true"], "seconds": 60.0}
+    order |= {"sources": [], "texts": {}, "ahead": "", "flags": [], "links": [], "at_once": 1}
+    build_process.Build(order).make()
+    assert build_process.whole(tmp_path / "kernels.so")
+    assert other.exists() == (not locks)
 
 
 @needs_cc

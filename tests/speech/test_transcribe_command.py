@@ -81,6 +81,11 @@ def test_standard_input_is_a_recording(capsys, monkeypatch, folder, talks, tmp_p
     assert f"target {folder}" in err
     assert "drafter none" in err
     assert f"target {folder}" not in plain[2]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"no sound")))
+    code, out, err = run(capsys, monkeypatch, "-", talks[0], "-m", folder, *BRIEF)
+    assert code == 1
+    assert "failed: standard input: " in err
+    assert "standard-input" not in err
     os.mkfifo(tmp_path / "pipe")  # a header is looked at before the samples are read
     code, _, err = run(capsys, monkeypatch, tmp_path / "pipe", "-m", folder, *BRIEF)
     assert code == 1
@@ -196,12 +201,12 @@ def test_compare_times_arms_that_are_warm_each_of_them_first_in_turn(
     code, _, err = run(capsys, monkeypatch, *talks, "-m", folder, *words, *brief)
     assert code == 0, err
     assert asked == [
-        ("root", "a piece", None),
+        ("none", "a piece", None),
         ("reference_lookup", "a piece", captions[0]),
-        ("root", "1.wav", None),
+        ("none", "1.wav", None),
         ("reference_lookup", "1.wav", captions[0]),
         ("reference_lookup", "3.wav", captions[1]),
-        ("root", "3.wav", None),
+        ("none", "3.wav", None),
     ]
     assert "the same text in 2 of 2" in err
 

@@ -141,6 +141,12 @@ def test_a_step_that_is_compute_bound_with_one_row_is_so_with_any():
         (["plan", "no/such/model", *RATES], "cannot load"),
         ([*NUMBERS, "--measure"], "got --measure and no model"),
         (["plan", str(shipped("target")), "--measure", "--flops", "1T"], "--measure and --flops"),
+        ([*NUMBERS, "--prompts", "mine.jsonl"], "got --model-bytes as well; leave one out"),
+        (["plan", "model", "--prompts", "mine.jsonl", "--measure"], "got --measure as well"),
+        (["plan", "model", "--prompts", "mine.jsonl", "--rows", "1,2"], "got --rows as well"),
+        ([*NUMBERS, "--limit", "3"], "--limit is of --prompts"),
+        ([*NUMBERS, "--draft-model", "draft"], "--draft-model is of --prompts"),
+        ([*NUMBERS, "--threads", "1"], "--threads is of --measure and --prompts"),
     ],
 )
 def test_what_is_no_machine_is_said(words, says):

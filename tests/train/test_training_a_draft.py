@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,14 @@ def test_an_interrupted_training_is_saved_and_gone_on_with(model, target, texts,
     assert all(torch.equal(weights[name], kept[name]) for name in kept)
     assert again.train(lambda progress, sums: None)
     assert again.progress.step == 5
+
+
+def test_a_draft_can_be_trained_in_any_thread(model, target, texts, tmp_path):
+    features = features_of("head", target, texts[:8], tmp_path / "features")
+    student = student_of("head", model, features)
+    trainer = Trainer(student, features, VOCAB, replace(PLAN, steps=2), tmp_path)
+    with ThreadPoolExecutor(1) as pool:  # signals are the main thread's
+        assert pool.submit(trainer.train, lambda progress, sums: None).result()
 
 
 def test_a_broken_checkpoint_is_one_clear_error(model, target, texts, tmp_path):

@@ -242,7 +242,8 @@ def conversation(
     >>> conversation("Hello", "Be brief.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hello'}]
     """
-    first: list[Message] = [{"role": "system", "content": system}] if system else []
+    told = console.as_typed(system) if system else ""
+    first: list[Message] = [{"role": "system", "content": told}] if told else []
     said: Any = [*media, {"type": "text", "text": text}] if media else text
     return [*first, *turns, {"role": "user", "content": said}]
 

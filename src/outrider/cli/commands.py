@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperOption
 import outrider
 from outrider import arguments, lazy
 from outrider.cli import batch, chat, generate, serve, train_draft, transcribe
-from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, err, fail
+from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, err, fail, speak_utf8
 from outrider.errors import ConfigurationError, OutriderError, out_of_memory
 from outrider.models import isa
 from outrider.plugins import by_name, origins
@@ -172,6 +172,7 @@ def main() -> None:
     Exit codes: 0 done or exact, 1 not exact or not all of it done, 2 an error that the message
     explains, 3 was inconclusive, 130 interrupted, 141 the output was closed.
     """
+    speak_utf8()
     try:
         code = app(standalone_mode=False)  # typer hands the code of an Exit back
         if isinstance(code, int) and code:

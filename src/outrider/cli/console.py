@@ -3,11 +3,12 @@
 Its progress bars are on stderr, gone when done, absent without a terminal.
 """
 
+import io
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,6 +219,27 @@ LOADING = "loading (the first time this measures the machine for some seconds)"
 # Texts that a command reads: as they are typed, from a file, or from standard input.
 
 INPUT = "-"  #: names standard input
+
+
+def speak_utf8() -> None:
+    """Have standard streams read and write UTF-8 where the locale has nothing but ASCII, as Python
+    does unless PYTHONUTF8=0 says not to."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding in ("ascii", "ANSI_X3.4-1968"):
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)
+
+
+def as_typed(given: str) -> str:
+    """Text of the command line: what a locale of ASCII alone left in halves is read as UTF-8.
+
+    >>> as_typed("Schl\\udcc3\\udcbcssel")
+    'Schlüssel'
+    """
+    with suppress(UnicodeError):
+        return given.encode("utf-8", "surrogateescape").decode("utf-8")
+    return given
+
+
 #: How names of files begin or end.
 _ENDING = re.compile(
     r"^(~|\.\.?)/|\.(txt|md|json|jsonl|srt|vtt|tsv|csv|html|xml|py|log)$", re.IGNORECASE
@@ -228,7 +250,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt from the argument, a file, or standard input ("-", too); never an empty one."""
     if prompt is not None and file is not None:
         raise ConfigurationError("got both a prompt and --file; give one of them")
-    text = prompt
+    text = None if prompt is None else as_typed(prompt)
     if INPUT in (prompt, str(file)) or (prompt is None and file is None):
         text = read_input("prompt")
     elif file is not None:
@@ -244,7 +266,7 @@ def read_source(given: str) -> str:
         text = read_input("source")
     else:
         named = named_file(given, "source")
-        text = given if named is None else read_file(named, "source")
+        text = as_typed(given) if named is None else read_file(named, "source")
     if not text:
         raise PromptError("the source is empty; got ''; give at least one character")
     return text

@@ -13,6 +13,7 @@ from outrider.cli import console, options
 from outrider.cli.chat import attached, conversation, has_template, refuse_untemplated
 from outrider.cli.console import (
     EXIT_INTERRUPTED,
+    as_typed,
     err,
     out,
     put,
@@ -173,7 +174,7 @@ def generate(
     }
     said = {name: value for name, value in every.items() if value is not None}
     sampling = SamplingParams(**said)  # type: ignore[arg-type]  # before a model is read
-    end = Stop(max_new_tokens, tuple(stop or ()))
+    end = Stop(max_new_tokens, tuple(map(as_typed, stop or ())))
     check_least([sampling], [end])
     media = attached(image or (), audio or ())
     _said(chat := chat or bool(media), system, source)

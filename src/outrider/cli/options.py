@@ -12,7 +12,7 @@ import typer
 from outrider import arguments, drafters, verifiers
 from outrider.cli.console import LOADING, err, working
 from outrider.cli.gathered import Command, Target as Target, Threads as Threads, gathered
-from outrider.errors import first_line
+from outrider.errors import ConfigurationError, first_line
 from outrider.load_config import PATHS, RUNTIME, LoadConfig
 from outrider.models.cpu_kernels import build
 
@@ -339,9 +339,19 @@ def target_name(config: LoadConfig) -> str | None:
 
 
 def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
-    """`outrider.load` with this dtype, while the terminal says so."""
-    from outrider.loading import load
+    """`outrider.load` with this dtype, while the terminal says so.
 
+    Raises ConfigurationError for a folder without a tokenizer before its weights are read.
+    """
+    from outrider.loading import load
+    from outrider.models.tokenizer_files import found
+
+    folder = None if config.target is None else Path(str(config.target))
+    if folder is not None and (folder / "config.json").is_file() and not found(folder):
+        raise ConfigurationError(
+            f"no tokenizer was found with the model; got {folder}; put its tokenizer.json, or what "
+            "its family has in place of one, beside its weights"
+        )
     with working(LOADING):
         return load(replace(config, dtype=dtype))
 

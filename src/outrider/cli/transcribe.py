@@ -2,7 +2,7 @@
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from outrider.cli.console import (
     EXIT_SOME,
     INPUT,
     LOADING,
+    as_typed,
     bar,
     err,
     figures,
@@ -171,7 +172,7 @@ def transcribe(
         "task": task,
         "timestamps": timestamps,
         "batch_size": batch_size,
-        "initial_prompt": initial_prompt,
+        "initial_prompt": initial_prompt and as_typed(initial_prompt),
         "condition_on_previous_text": condition_on_previous_text,
         "best_of": best_of,
         "beam_size": beam_size,
@@ -193,7 +194,7 @@ def transcribe(
         )
     failed: dict[str, OutriderError] = {}
     model = _named(model)
-    files = [_kept_input() if name == INPUT else name for name in files]
+    files, said = _named_input(files)
     if heard := _readable(files, failed):
         _made(output)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
@@ -216,13 +217,13 @@ def transcribe(
             describe(speculator, how_made(speculator, greedy=not temperature or temperature == [0]))
         if reference:
             asked["reference"] = [copied[files.index(name)] for name in heard]
-        done = _run(speculator, heard, asked, failed, kinds, output)
+        done = _run(speculator, heard, asked, failed, kinds, output, said)
         if compare and done:
             if reference:
                 asked["reference"] = [copied[files.index(name)] for name in done]
             _compare(speculator, list(done), asked)
     for name, error in failed.items():
-        err.print(f"failed: {name}: {error}", style="bold red", markup=False)
+        err.print(said(f"failed: {name}: {error}"), style="bold red", markup=False)
     if failed:
         err.print(f"{len(failed)} of {len(files)} recordings failed", markup=False)
         raise typer.Exit(EXIT_SOME)
@@ -267,13 +268,17 @@ def _check(
         )
 
 
-def _kept_input() -> str:
-    """Standard input as a file: what reads recordings looks here and there in them."""
+def _named_input(files: list[str]) -> tuple[list[str], Callable[[str], str]]:
+    """Standard input as a file, as what reads recordings looks here and there in them; and how a
+    message names it."""
+    if INPUT not in files:
+        return files, str
     folder = TemporaryDirectory()
     atexit.register(folder.cleanup)
     path = Path(folder.name, "standard-input")
     path.write_bytes(read_bytes("recording"))
-    return str(path)
+    kept = [str(path) if name == INPUT else name for name in files]
+    return kept, lambda text: text.replace(str(path), "standard input")
 
 
 def _made(output: Path | None) -> None:
@@ -310,7 +315,7 @@ def _copied(given: str) -> str | Path:
     """A reference as a file or as text. Raises ConfigurationError before a model is loaded."""
     from outrider.speech import captions
 
-    found = given if captions.is_name(given) else named_file(given, "reference") or given
+    found = given if captions.is_name(given) else named_file(given, "reference") or as_typed(given)
     captions.read(found)
     return found
 
@@ -330,6 +335,7 @@ def _run(
     failed: dict[str, OutriderError],
     kinds: Sequence[str],
     output: Path | None,
+    said: Callable[[str], str],
 ) -> "dict[str, Transcript]":
     """Transcribe, show how far it has come, and write each recording's files when it is done."""
     running = speculator.transcribe_stream(heard, **asked)
@@ -348,7 +354,7 @@ def _run(
             elif name not in done:
                 done[name] = transcript
                 if not streams:
-                    _write(transcript, name, kinds, output, len(heard) > 1)
+                    _write(transcript, name, kinds, output, said(name) if len(heard) > 1 else None)
 
     try:
         with bar("listening") as show:
@@ -369,13 +375,13 @@ def _run(
 
 
 def _write(
-    transcript: "Transcript", name: str, kinds: Sequence[str], output: Path | None, several: bool
+    transcript: "Transcript", name: str, kinds: Sequence[str], output: Path | None, head: str | None
 ) -> None:
-    """One recording's files, or its text on standard output."""
+    """One recording's files, or its text on standard output, below its name if there are others."""
     for kind in kinds:
         text = written(transcript, kind)
         if output is None:
-            put(f"# {name}\n{text}" if several else text)
+            put(text if head is None else f"# {head}\n{text}")
             continue
         path = output / f"{Path(name).stem}.{kind}"
         try:

@@ -132,8 +132,8 @@ def check(
         _check_models(name, recipe, draft)
     if "table" in recipe.needs and table is None:
         raise ConfigurationError(
-            f"drafter {name!r} needs a table; got table=None; give a file or a Table: "
-            "drafters.ngram_table.count counts a text, drafters.ngram_table.write keeps it"
+            f"drafter {name!r} needs a table; got none; give a file (table=..., --table) or a "
+            "Table: drafters.ngram_table.count counts a text, drafters.ngram_table.write keeps it"
         )
     return recipe
 
@@ -196,9 +196,9 @@ def _refuse(name: str, recipe: "Recipe", option: str, value: object) -> None:
 def _check_models(name: str, recipe: "Recipe", draft: object) -> None:
     if draft is None:
         raise ConfigurationError(
-            f"drafter {name!r} needs a draft model; got draft=None; pass draft=... (in "
-            "model.generate draft_model=..., as it keeps assistant_model= to itself), or use "
-            "drafter='prompt_lookup'"
+            f"drafter {name!r} needs a draft model; got none; give one (draft=..., --draft-model; "
+            "in model.generate draft_model=..., as it keeps assistant_model= to itself), or use "
+            "the drafter 'prompt_lookup'"
         )
     if not isinstance(draft, (list, tuple)):
         return

@@ -199,8 +199,8 @@ class Image:
     graphs: dict[Hashable, KeptGraph] = field(default_factory=dict)
     seen: Counter[Hashable] = field(default_factory=Counter)
     replays: int = 0
-    length_B: Tensor = field(default_factory=lambda: torch.empty(0))
-    reason_B: Tensor = field(default_factory=lambda: torch.empty(0))
+    length_B: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
+    reason_B: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
     reads: set[int] = field(default_factory=set)  #: addresses of what models and drafters hold
 
     def adopt(self, batch: Batch, form: Form) -> Batch:

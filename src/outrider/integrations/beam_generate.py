@@ -126,7 +126,8 @@ def searched(
     indices = beam_indices(found.hypotheses, beams.num_beams).to(sequences.device)
     parts: dict[str, Any] = {"beam_indices": indices}
     if kept is not None:
-        scores = torch.tensor([one.score for one in every], device=sequences.device)
+        sums = [one.score for one in every]
+        scores = torch.tensor(sums, dtype=torch.float32, device=sequences.device)
         parts |= {"sequences_scores": scores, "scores": kept.scores()}
     if attends(config):
         weights = attention(sequences).cross_attentions

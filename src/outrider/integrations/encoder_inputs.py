@@ -250,7 +250,7 @@ def _inputs(
         tensor, mask = _window(kind, tensor, name, windows), None
     tensor = _spread(name, tensor, rows)
     if mask is None or tensor.dim() == 4:
-        mask = torch.ones(rows, 1 if tensor.dim() == 4 else tensor.shape[1])
+        mask = torch.ones(rows, 1 if tensor.dim() == 4 else tensor.shape[1], dtype=torch.bool)
     mask = _spread("attention_mask", mask, rows).to(tensor.device).bool()
     if tensor.is_floating_point():
         return Inputs(None, tensor, mask)

@@ -255,20 +255,20 @@ def _example(
     What attention sums to is nothing but the rounding of its sums, so it shows their order.
     """
     random = torch.Generator().manual_seed(seen)
-    keys = 1.5 * torch.randn(1, heads, slots, size, generator=random)
+    keys = 1.5 * torch.randn(1, heads, slots, size, generator=random, dtype=torch.float32)
     values = _spread(random, 1, heads, slots, size)
     one, other = torch.randperm(seen // 2 * 2, generator=random).view(2, -1)
     keys[:, :, other], values[:, :, other] = keys[:, :, one], -values[:, :, one]
-    q = torch.randn(1, heads, rows, size, generator=random)
-    mask = torch.zeros(1, 1, rows, slots)
+    q = torch.randn(1, heads, rows, size, generator=random, dtype=torch.float32)
+    mask = torch.zeros(1, 1, rows, slots, dtype=torch.float32)
     mask[..., seen:] = torch.finfo(dtype).min
     return q.to(dtype), keys.to(dtype), values.to(dtype), mask.to(dtype)
 
 
 def _spread(random: torch.Generator, *shape: int) -> Tensor:
     """Numbers of very different size: sums of like ones may be exact in any order."""
-    size = torch.rand(shape, generator=random)
-    return torch.randn(shape, generator=random) * 10 ** (3 * size - 2)
+    size = torch.rand(shape, generator=random, dtype=torch.float32)
+    return torch.randn(shape, generator=random, dtype=torch.float32) * 10 ** (3 * size - 2)
 
 
 _found: dict[str, list[list[int]]] = {}

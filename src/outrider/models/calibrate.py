@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -96,9 +97,9 @@ class Calibration:
 def cache_dir() -> Path:
     """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider; where there is
     no home, or none that can be written, a folder for temporary files."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    try:
-        usual = (Path(given) if given else Path.home() / ".cache") / "outrider"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:  # a relative one is left alone, as its specification has it
+        usual = (given if given.is_absolute() else Path.home() / ".cache") / "outrider"
         usual.mkdir(parents=True, exist_ok=True)
     except (RuntimeError, OSError):  # an unknown user; a folder that is not to be written
         return homeless()
@@ -155,11 +156,36 @@ def key(*configs: "PretrainedConfig | None", about: str = "") -> str:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """How many this process may use: a container may run on all of a machine's, for the time of a
+    few."""
     try:
-        return len(os.sched_getaffinity(0))
+        return min(len(os.sched_getaffinity(0)), _quota())
     except AttributeError:  # not on every system
         return os.cpu_count() or 1
+
+
+def _quota(groups: Path = Path("/sys/fs/cgroup"), told: Path = Path("/proc/self/cgroup")) -> int:
+    """So many cores' time control groups allow, rounded up; very many where they set no limit."""
+    files = [groups / f"cpu/cpu.cfs_{name}_us" for name in ("quota", "period")]
+    least = _limit(" ".join(read for one in files if (read := _read(one))))
+    own = next((line[4:] for line in _read(told).splitlines() if line.startswith("0::/")), "")
+    for group in (groups / own, *(groups / own).parents):  # this group's, and of those around it
+        least = min(least, _limit(_read(group / "cpu.max")))
+    return least
+
+
+def _limit(said: str) -> int:
+    """The cores of "microseconds period"; the first is max or -1 where there is no limit."""
+    quota, period, *_ = [*said.split(), "", ""]
+    limited = quota.isdigit() and period.isdigit()
+    return max(-(-int(quota) // max(int(period), 1)), 1) if limited else sys.maxsize
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def cpu_name() -> str:

@@ -189,7 +189,7 @@ def rotary_factors(
         told = torch.empty(1, dtype=like.dtype, device=like.device)
         cos, sin = rotary(told, torch.arange(positions, device=like.device)[None])
     half = size // 2
-    sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
+    sign = torch.cat([-sin.new_ones(half), sin.new_ones(half)])
     return cos[0].contiguous(), (sin[0] * sign).contiguous()
 
 

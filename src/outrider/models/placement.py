@@ -68,7 +68,7 @@ def usable(given: str | torch.device) -> torch.device:
             "device='cpu', or a build of torch for your GPU"
         )
     try:
-        torch.empty(1, device=place)
+        torch.empty(1, dtype=torch.float32, device=place)
     except (RuntimeError, NotImplementedError) as error:
         raise ConfigurationError(
             f"torch cannot use this device here; got device={str(given)!r} ({first_line(error)}); "

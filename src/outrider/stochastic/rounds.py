@@ -134,7 +134,7 @@ class _Trajectories(Generic[State]):
             torch.tensor(starts),
             [],
             [],
-            laws.Probabilities(torch.empty(0, 0)),
+            laws.Probabilities(torch.empty(0, 0, dtype=torch.float64)),
         )
         for row, state in enumerate(states):
             here.states[row][0], here.there[row][0] = state, True

@@ -88,7 +88,9 @@ def _features(
     model: LanguageModel, text: TrainText, aux_layers: tuple[int, ...], most: int
 ) -> dict[str, Tensor]:
     output = score(model, text, aux_layers)
-    states = [state[0] for state in output.hidden] or [torch.empty(len(text.tokens), 0)]
+    states = [state[0] for state in output.hidden] or [
+        torch.empty(len(text.tokens), 0, dtype=torch.float32)
+    ]
     logs_NM, ids_NM = output.logits_BQV[0].float().log_softmax(-1).topk(most, -1)
     return {
         "tokens": torch.tensor(text.tokens, dtype=torch.int32),

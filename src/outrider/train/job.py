@@ -252,7 +252,7 @@ def frequent(texts: Sequence[Features], vocab_size: int, most: int) -> Tensor:
 
     Fewer if the texts know fewer.
     """
-    counts = torch.zeros(vocab_size)
+    counts = torch.zeros(vocab_size, dtype=torch.float32)
     for text in texts:
         likely = text.top_ids_NM[text.start - 1 :, :LIKELY].flatten().long()
         counts += torch.bincount(likely, minlength=vocab_size)

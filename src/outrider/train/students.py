@@ -104,7 +104,8 @@ def _begin(head: Eagle3, model: PreTrainedModel, aux_layers: int) -> None:
     """
     width = head.width
     head.fc.weight.mul_(0.1)
-    head.fc.weight[:, width * (aux_layers - 1) :] += torch.eye(width, device=head.device)
+    same = torch.eye(width, dtype=torch.float32, device=head.device)
+    head.fc.weight[:, width * (aux_layers - 1) :] += same
     last = dict(layer_subset.layers_of(model)[-1].named_parameters())
     first = next(iter(head.layers))
     for name, weight in first.named_parameters():

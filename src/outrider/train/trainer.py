@@ -3,6 +3,7 @@
 import pickle
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -248,6 +249,9 @@ def numbering(ids_K: Tensor | None, vocab_size: int) -> Tensor:
 def _interrupts() -> Iterator[list[int]]:
     """Notes SIGINT in a list instead of raising: a step is never cut in two."""
     noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # signals go to that one
+        yield noted
+        return
     before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
     try:
         yield noted

@@ -152,7 +152,7 @@ class State(NamedTuple):
 def start(prompt: Prefix, rules: Rules, device: torch.device | str = "cpu") -> State:
     """The prompt as the only beam that counts."""
     width = rules.beams.num_beams
-    scores_W = torch.full((width,), DEAD, device=device)
+    scores_W = torch.full((width,), DEAD, dtype=torch.float32, device=device)
     scores_W[0] = 0
     return State((prompt,) * width, scores_W, (None,) * width)
 

@@ -106,10 +106,10 @@ class Build:
         Raises RuntimeError with what the compiler says, and OSError for what cannot be written.
         """
         self.objects.mkdir(parents=True, exist_ok=True)
-        with _alone(self.library.parent / "lock"):
+        with _alone(self.library.parent / "lock") as alone:
             if whole(self.library):
                 return
-            for left in self.library.parent.glob("*.tmp"):  # of builds that were cut off
+            for left in self.library.parent.glob("*.tmp") if alone else ():  # of builds cut off
                 shutil.rmtree(left, ignore_errors=True)
             parent = self.library.parent
             with (
@@ -185,14 +185,17 @@ class Build:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One build at a time in a folder; where its system has no locks, several do the same work."""
+def _alone(path: Path) -> Iterator[bool]:
+    """One build at a time in a folder; False where its system has no locks, and several may do the
+    same work."""
     import fcntl  # not on every system, and nothing is compiled on those
 
     with path.open("w") as file:
+        locked = False
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)  # goes with the process
-        yield
+            locked = True
+        yield locked
 
 
 @contextmanager

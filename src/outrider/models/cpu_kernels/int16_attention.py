@@ -40,7 +40,8 @@ def attend(qkv_T3HE: Tensor, scale: float) -> Tensor:
     slots, three, heads, size = qkv_T3HE.shape
     if three != 3 or qkv_T3HE.dtype != torch.float32 or size % LANES or size > _LONGEST:
         raise ValueError(f"float32 [T, 3, H, E] is wanted; got {list(qkv_T3HE.shape)}")
-    qkv, out = qkv_T3HE.contiguous(), torch.empty(slots, heads, size)
+    qkv = qkv_T3HE.contiguous()
+    out = qkv.new_empty(slots, heads, size)
     failed = build.function("outrider_int16_attention", _ATTENTION)(
         slots, heads, size, torch.get_num_threads(), scale, qkv.data_ptr(), out.data_ptr()
     )

@@ -120,7 +120,7 @@ class PackedWeight:
         Raises IndexError for an id that is no output, RuntimeError where nothing is compiled.
         """
         ids = ids.to(torch.int64).contiguous()
-        out = torch.empty(*ids.shape, self.wide)
+        out = torch.empty(*ids.shape, self.wide, dtype=torch.float32)
         if build.function("outrider_packed_rows", _ROWS)(
             FORMATS[self.format].code, self.per, ids.numel(), self.wide, self.outputs,
             ids.data_ptr(), self.panels.data_ptr(), out.data_ptr(),
@@ -206,7 +206,7 @@ class PackedLinear:
                 f"{self.inputs} inputs are wanted on a CPU; got {list(x.shape)} on {x.device}"
             )
         x, rows = x.float().contiguous(), x.numel() // self.inputs
-        out = torch.empty(*x.shape[:-1], self.outputs)
+        out = x.new_empty(*x.shape[:-1], self.outputs)
         at, bias = out.data_ptr(), None if self.bias is None else self.bias.data_ptr()
         threads = torch.get_num_threads()
         for one, code in zip(self.weights, self.codes, strict=True):

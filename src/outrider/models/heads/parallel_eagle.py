@@ -34,7 +34,7 @@ class ParallelEagle(Eagle3):
 
     def __init__(self, config: Eagle3Config, **lent: Tensor | None) -> None:
         super().__init__(config, **lent)
-        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
+        self.mask_hidden = nn.Parameter(self.fc.weight.new_zeros(1, 1, self.fc.in_features))
 
 
 class ParallelDraftingHead(AutoregressiveHead):

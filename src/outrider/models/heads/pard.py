@@ -66,7 +66,9 @@ class ParallelDraftModel(ModelWrapper[TreeDecoder]):
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> ParallelDraftCache:
         """An empty cache, with room for masks behind the last token."""
-        guess = torch.zeros(rows, self._depth, self.vocab_size, device=self.device)
+        guess = torch.zeros(
+            rows, self._depth, self.vocab_size, dtype=torch.float32, device=self.device
+        )
         return ParallelDraftCache(
             self.model.open(rows, capacity + self._room, inputs),
             torch.zeros(rows, dtype=torch.int64, device=self.device),

@@ -44,13 +44,14 @@ def _compile(part: torch.nn.Module) -> bool:
         return False
     gated = "gate" in inspect.signature(part.forward).parameters
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 2, width, generator=random) * torch.tensor([[[3.0], [1e-3]]])
-    given = (x, torch.randn(1, 2, width, generator=random)) if gated else (x,)
+    drawn = torch.randn(2, 1, 2, width, generator=random, dtype=torch.float32)
+    drawn[0] *= torch.tensor([[3.0], [1e-3]], dtype=torch.float32)
+    given = tuple(drawn) if gated else (drawn[0],)
     try:
         expected: object = part(*given)
     except Exception:  # takes more than that, such as a residual, or runs on a card alone
         return False
-    if not isinstance(expected, Tensor) or expected.shape != x.shape:
+    if not isinstance(expected, Tensor) or expected.shape != given[0].shape:
         return False
     # a twin with the same weights: a forward that held its own module would make it a cycle
     theirs = copy(part).forward

@@ -109,7 +109,9 @@ def _kernel(functions: Iterable[str], device: torch.device) -> str:
     kinds = {MIXERS[name] for name in functions}
     if not (kinds - {"short_conv"} or kinds) & COMPILED:  # of a scan and its convolution the scan
         return "torch's operators"
-    why = outer_product.unsupported_reason(torch.empty(1, 1, 16, 16, device=device))
+    why = outer_product.unsupported_reason(
+        torch.empty(1, 1, 16, 16, dtype=torch.float32, device=device)
+    )
     if why is None:
         return "a compiled kernel"
     if device.type == "cpu":

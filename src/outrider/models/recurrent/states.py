@@ -266,7 +266,7 @@ class RecurrentStates:
         """Zeroed tables for a layer with inputs like these."""
         state, entries = recurrence.shapes(*inputs)
         made = [
-            torch.zeros(self.max_rows, *shape, device=inputs[0].device)
+            torch.zeros(self.max_rows, *shape, dtype=torch.float32, device=inputs[0].device)
             for shape in (state, *((self.ring, *entry) for entry in entries))
         ]
         recurrence.begin(made[0])

@@ -344,7 +344,8 @@ def there(lengths: Sequence[int]) -> Tensor:
 
 
 def _noise(*shape: int) -> Tensor:
-    return 0.5 * torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
+    random = torch.Generator().manual_seed(_SEED)
+    return 0.5 * torch.randn(shape, generator=random, dtype=torch.float32)
 
 
 def _refuse(reads: str, given: str, do: str) -> NoReturn:

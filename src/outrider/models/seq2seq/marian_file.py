@@ -182,7 +182,7 @@ def _filled(weights: dict[str, Tensor], settings: dict[str, str]) -> "MarianSsru
     )
     model: MarianSsruModel = MarianSsruModel(config).eval()
     made = {"model.shared.weight": torch.cat([embedded, embedded.new_zeros(1, wide)])}
-    bias = torch.cat([weights["decoder_ff_logit_out_b"], torch.zeros(1, 1)], 1)
+    bias = torch.cat([weights["decoder_ff_logit_out_b"], embedded.new_zeros(1, 1)], 1)
     bias[0, [_UNKNOWN, pad]] += _NEVER
     made["final_logits_bias"] = bias
     for name, tensor in weights.items():

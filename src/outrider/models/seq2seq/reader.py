@@ -118,7 +118,7 @@ def check_width(encoded: Encoded, wide: int) -> None:
 def made_up_states(lengths: list[int], wide: int) -> Encoded:
     """States of so many rows, the same at every call."""
     random = torch.Generator().manual_seed(_SEED)
-    states = torch.randn(len(lengths), max(lengths), wide, generator=random)
+    states = torch.randn(len(lengths), max(lengths), wide, generator=random, dtype=torch.float32)
     return Encoded(states, there(lengths))
 
 

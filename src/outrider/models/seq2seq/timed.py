@@ -191,6 +191,6 @@ class VoxtralRealtimeRunner(TimedRunner):
     @property
     def call_arguments(self) -> dict[str, object]:
         """A recording, which is there already, and the delay."""
-        nothing = torch.zeros(0, device=self.device)
+        nothing = torch.zeros(0, dtype=torch.float32, device=self.device)
         delay = self.model.config.default_num_delay_tokens
         return {"encoder_inputs_embeds": nothing, "num_delay_tokens": delay}

@@ -69,7 +69,7 @@ def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> BlockVer
     path_BD = torch.empty(batch, depth, dtype=torch.int64)
     count_B, next_B = (torch.empty(batch, dtype=torch.int64) for _ in range(2))
     told = overlap and draft.laws is not None and depth > 0
-    overlap_BD = torch.empty(batch, depth) if told else None
+    overlap_BD = torch.empty(batch, depth, dtype=torch.float32) if told else None
     done = np.zeros(batch, dtype=np.uint8)
     out = [None if t is None else t.data_ptr() for t in (path_BD, count_B, next_B, overlap_BD)]
     run = build.function("outrider_block", (_POINTER,) * 9)

@@ -20,7 +20,7 @@ def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
     Some filter must be in use.
     """
     logits = logits_BRV.float()
-    floor = torch.full(logits.shape[:2], -torch.inf, device=logits.device)
+    floor = logits.new_full(logits.shape[:2], -torch.inf)
     if sampling.most_top_k or sampling.any_top_p:
         floor = _nucleus(logits, sampling)
     return least(logits, floor, sampling)
@@ -51,7 +51,7 @@ def _nucleus(logits: Tensor, sampling: SamplingRows) -> Tensor:
     vocab = logits.shape[-1]
     few = partial(sampling, vocab)
     values = logits.topk(min(sampling.most_top_k, vocab) if few else vocab, -1).values  # descending
-    floor = torch.full(logits.shape[:2], -torch.inf, device=logits.device)
+    floor = logits.new_full(logits.shape[:2], -torch.inf)
     last = (sampling.top_k_B.clamp(1, values.shape[-1]) - 1)[:, None, None]
     last = last.expand(-1, values.shape[1], 1)
     if sampling.most_top_k:

@@ -45,7 +45,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     emitted = torch.where(running, emitted, 0)
     reason = torch.where(running & _fault(draft, scores, verdict, emitted), FAULT, reason)
 
-    overlap = torch.zeros((), device=device).expand(length.shape)
+    overlap = torch.zeros((), dtype=torch.float32, device=device).expand(length.shape)
     overlaps = torch.zeros((), dtype=torch.int64, device=device).expand(length.shape)
     if verdict.overlap_BD is not None:
         known = ~verdict.overlap_BD.isnan() & running[:, None]

@@ -239,7 +239,11 @@ def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
     has_k, has_p, has_min = top_k_B is not None, top_p_B is not None, min_p_B is not None
 
     def given(limit: Tensor | None) -> Tensor:
-        return torch.empty(1, device=device) if limit is None else limit.contiguous()
+        return (
+            torch.empty(1, dtype=torch.float32, device=device)
+            if limit is None
+            else limit.contiguous()
+        )
 
     def new(dtype: torch.dtype) -> Tensor:
         return torch.empty(batch, rows, dtype=dtype, device=device)

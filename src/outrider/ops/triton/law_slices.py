@@ -134,7 +134,9 @@ def side_of(laws: Laws, vocab: int | None = None) -> tuple[Side, bool]:
         logits.stride(0),
         logits.stride(1),
         laws.inverse_temperature_B.to(torch.float32).contiguous(),
-        torch.empty(1, device=device) if floor is None else floor.to(torch.float32).contiguous(),
+        torch.empty(1, dtype=torch.float32, device=device)
+        if floor is None
+        else floor.to(torch.float32).contiguous(),
         lse.to(torch.float32).contiguous()
         if known and lse is not None
         else torch.empty(batch, rows, dtype=torch.float32, device=device),

@@ -84,7 +84,7 @@ def tables_of(draft: Draft) -> DeviceTables:
 def keys_of(draws: Draws, race: Tensor | None = None) -> tuple[NoiseKeys, bool, bool]:
     """Pointers to the keys, and whether uniforms and a race are injected."""
     device = draws.seed_B.device
-    none = torch.empty(1, device=device)
+    none = torch.empty(1, dtype=torch.float32, device=device)
     uniform = none if draws.uniform_BNK is None else draws.uniform_BNK.float().contiguous()
     noise = none if race is None else race.float().contiguous()
     keys = NoiseKeys(

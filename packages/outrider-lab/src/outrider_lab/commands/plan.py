@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from outrider_lab.tasks.chooser import ChoiceRequest
     from outrider_lab.theory.capacity import Drafting, Machine
 
+#: Parameters of what --prompts does, and of it as well as of a plan; all others are a plan's.
+OF_PROMPTS = ("draft", "limit", "new_tokens", "temperature")
+OF_BOTH = ("model", "dtype", "threads", "prompts", "trust_remote_code", "as_json")
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
@@ -51,6 +54,7 @@ Overlap = Annotated[
 
 
 def plan(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="A model's folder or hub name, for its sizes.")
     ] = None,
@@ -96,7 +100,7 @@ def plan(
         bool,
         typer.Option("--measure", help="Find the rates of this processor, with the model named."),
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of --measure.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of --measure and --prompts.")] = None,
     draft_bytes: Annotated[
         str | None, typer.Option(help="Weights of a draft model on one device. Default: none.")
     ] = None,
@@ -125,6 +129,7 @@ def plan(
     outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --measure --threads 1
     outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --prompts mine.jsonl --threads 1
     """
+    _used(context, prompts is not None, measure)
     if prompts is not None:
         if model is None:
             raise ConfigurationError(
@@ -132,7 +137,7 @@ def plan(
             )
         from outrider_lab.tasks.chooser import ChoiceRequest
 
-        how = dtype or "auto", threads or 1
+        how = dtype or "auto", threads or 1, trust_remote_code
         asked = ChoiceRequest(model, draft, prompts, limit, new_tokens, temperature, *how)
         _choose(asked, as_json)
         return
@@ -174,6 +179,28 @@ def plan(
         sys.stdout.write(json.dumps(found) + "\n")
         return
     _print(found)
+
+
+def _used(context: typer.Context, tries: bool, measures: bool) -> None:
+    """Refuse options that what is asked for does not read."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is None or source.name != "COMMANDLINE" or option.name in OF_BOTH:
+            continue
+        flag = max(option.opts, key=len)
+        if tries and option.name not in OF_PROMPTS:
+            raise ConfigurationError(
+                f"--prompts tries drafters and makes no plan; got {flag} as well; leave one out"
+            )
+        if not tries and option.name in OF_PROMPTS:
+            raise ConfigurationError(
+                f"{flag} is of --prompts; got it without; give --prompts FILE, or leave {flag} out"
+            )
+    if context.params["threads"] is not None and not (tries or measures):
+        raise ConfigurationError(
+            f"--threads is of --measure and --prompts; got {context.params['threads']} without; "
+            "give one of these, or leave it out"
+        )
 
 
 def _choose(asked: "ChoiceRequest", as_json: bool) -> None:

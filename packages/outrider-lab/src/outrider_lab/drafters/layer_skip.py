@@ -124,7 +124,10 @@ def layers(have: int, skip: Sequence[int] | None, leave: int | None) -> tuple[in
     >>> layers(6, (2, 3), 5)
     (0, 1, 4)
     """
-    do = "write drafter_options={'skip': (3, 4)} or {'exit': 8}; see outrider bench layers"
+    do = (
+        "write drafter_options={'skip': (3, 4)} or {'exit': 8} (--drafter-option skip=3,4 or "
+        "exit=8); see outrider bench layers"
+    )
     if skip is None and leave is None:
         raise ConfigurationError(
             f"drafter 'layer_skip' needs to know which of the target's {have} layers to leave out; "

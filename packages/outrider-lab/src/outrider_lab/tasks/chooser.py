@@ -40,6 +40,7 @@ class ChoiceRequest:
     temperature: float = 0.0
     dtype: str = "auto"
     threads: int = 1
+    trust_remote_code: bool = False
 
 
 def some(rows: Sequence[Row], each: int) -> list[PromptTask]:
@@ -65,7 +66,13 @@ def run(asked: ChoiceRequest, progress: Show) -> tuple[Tables, str]:
     reads no text.
     """
     tasks = some(read_rows(asked.prompts), asked.limit)
-    base = load_to_measure(asked.model, asked.draft, dtype=asked.dtype, threads=asked.threads)
+    base = load_to_measure(
+        asked.model,
+        asked.draft,
+        dtype=asked.dtype,
+        threads=asked.threads,
+        trust_remote_code=asked.trust_remote_code,
+    )
     if base.engine.target.reads != "text" or base.tokenizer is None:
         raise ConfigurationError(
             f"prompts are asked of a model that goes on from text; got {asked.model!r}; give one "
@@ -115,4 +122,6 @@ def _advice(rows: Sequence[Row], cost: float) -> str:
     how = "nothing pays: drafter='none'" if last == "none" else f"take {last}"
     others = sorted({row["take"] for row in rows[:-1]} - {last})
     more = f"; some categories prefer {', '.join(others)}" if others else ""
-    return f"plain decoding takes {cost:.1f} ms a token; {how}{more}"
+    few = rows[-1]["prompts"] < intervals.LEAST
+    sure = f" (fewer than {intervals.LEAST} prompts: no sign)" if few else ""
+    return f"plain decoding takes {cost:.1f} ms a token; {how}{more}{sure}"
