@@ -136,7 +136,7 @@ def unknown_keywords(text):
                     one.asname or one.name: getattr(module, one.name, None) for one in node.names
                 }
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
+            if not isinstance(node, ast.Call) or not node.keywords:
                 continue
             first, *rest = ast.unparse(node.func).split(".")
             function = names.get(first)

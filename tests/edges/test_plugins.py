@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import typer
 from typer.core import TyperCommand
 
 import outrider
-from outrider import drafters, lazy, models, plugins, verifiers
+from outrider import drafters, lazy, models, ops, plugins, verifiers
 from outrider.cli import commands
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
 from outrider.models import TransformersRunner
-from outrider.testing import check_runner, check_verifier, llama
+from outrider.testing import check_runner, check_verifier, llama, runner_checks
 from outrider.testing.models import TINY
+from outrider.types import DrawKind
+from outrider.verifiers import tree_walk
+from outrider.verifiers.sibling_draws import pick
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "examples" / "outrider-echo"
@@ -247,6 +251,53 @@ class Believe:
 def test_a_rule_of_another_law_is_found_out():
     with pytest.raises(AssertionError, match="are not the target's"):
         check_verifier(Believe(verifiers.get("block")))
+
+
+@dataclass(frozen=True)
+class OneLaw:
+    """Multi-round rejection that takes the law of a node's first draw for that of them all."""
+
+    name = "one_law"
+    exact = True
+    kinds: frozenset[DrawKind] = frozenset({DrawKind.FIXED, DrawKind.WITH})
+    chain_only = False
+
+    def verify(self, law_BnV, level):
+        guess, here, favour, against = level.guess(0, law_BnV), law_BnV, [], []
+        for k in range(level.most):
+            token = level.token_BnK[..., k]
+            favour.append(pick(here, token))
+            against.append(pick(guess, token))
+            here = ops.residual(here, guess * level.there_BnK[..., k, None])
+        return tree_walk.node_decision(favour, against, here)
+
+    def __call__(self, draft, scores, draws):
+        return tree_walk.walk(self.verify, draft, scores, draws)
+
+    def outcome(self, draft, scores):
+        return tree_walk.walked(self.verify, draft, scores)
+
+
+MIXED = "placed tree", "paths of two models"
+
+
+@pytest.mark.parametrize("drafter", [*MIXED, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_rule_that_forgets_a_second_law_at_a_node_is_found_out(monkeypatch, drafter):
+    """It is right on chains, on the paths of one model, and at temperature 0."""
+    for name in MIXED:
+        if name != drafter:
+            monkeypatch.delitem(runner_checks.DRAFTERS, name)
+    if drafter is None:
+        check_verifier(OneLaw())
+        return
+    with pytest.raises(AssertionError, match=rf"the law \({drafter}\): .* are not the target's"):
+        check_verifier(OneLaw())
+
+
+def test_a_rule_that_verifies_nothing_is_told_which_kinds_drafts_have():
+    only = OneLaw(frozenset({DrawKind.WITH}))
+    with pytest.raises(AssertionError, match=r"paths \(FIXED and WITH\).*add FIXED"):
+        check_verifier(only)
 
 
 @pytest.mark.slow

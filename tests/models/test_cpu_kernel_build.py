@@ -385,6 +385,13 @@ def test_without_a_compiler_torchs_operators_run(fresh, tmp_path, name, value, w
     assert not [*tmp_path.rglob("*.so"), *tmp_path.rglob("*.tmp")]
 
 
+@needs_cc
+def test_a_frozen_program_is_not_started_again_to_compile(fresh):
+    fresh.setattr(sys, "frozen", True, raising=False)
+    fresh.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
+    assert "frozen" in build.unbuilt()
+
+
 @pytest.mark.slow
 def test_the_library_is_built_once_and_has_the_same_bits_on_plainer_processors(fresh, tmp_path):
     if not shutil.which("cc"):

@@ -18,9 +18,9 @@ from outrider.models.heads import formats
 from outrider.shipped import shipped
 from outrider.testing import encoder_decoder, llama
 from outrider.text.speculator import Speculator
-from outrider.train.features import read
+from outrider.train.features import Alpha, read
 from outrider.train.job import look, run
-from outrider.train.published import opened
+from outrider.train.published import TrainReport, card, opened
 from outrider.train.task import Plan, Task
 
 
@@ -154,3 +154,14 @@ def test_a_target_without_a_tokenizer_is_refused(tmp_path):
     llama().save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="texts need a tokenizer"):
         opened(str(tmp_path), None, "float32", 1)
+
+
+def test_the_card_has_an_example_that_runs_and_says_what_does_not_pay(tmp_path):
+    alpha = Alpha({0.0: (0.1,), 1.0: (0.9,)}, 5)
+    speed = {0.0: (0.91, 1), 1.0: (1.8, 3)}
+    report = TrainReport("m", "head", alpha, alpha, speed, 1.0, 9, {"texts": 7}, 0.2, 0.3, 6)
+    told = card(report, tmp_path / "mine")
+    assert '```python\nimport outrider\n\nspeculator = outrider.load("m", draft="mine")' in told
+    assert "| 0.91 with 1 token, which does not pay |" in told
+    assert "| 1.80 with 3 tokens |" in told
+    assert "0.3 minutes" in told

@@ -51,6 +51,8 @@ def card(report: TrainReport, folder: Path) -> str:
 A draft for `{report.of}` ({report.kind}), made by `outrider train-draft`.
 
 ```python
+import outrider
+
 speculator = outrider.load("{report.of}", draft="{name}")
 ```
 
@@ -71,7 +73,7 @@ min(p, q). Speed is tokens of a step over its cost as measured where it was trai
 
 ## Training
 
-{report.steps:,} steps, {report.epochs:.1f} times over the texts, {report.minutes:.0f} minutes.
+{report.steps:,} steps, {report.epochs:.1f} times over the texts, {report.minutes:.1f} minutes.
 
 | source | tokens |
 |---|---|
@@ -85,8 +87,10 @@ def _rows(report: TrainReport) -> str:
         before = report.before.by_temperature[temperature]
         figures = (" ".join(f"{alpha:.3f}" for alpha in each) for each in (before, after))
         speed, length = report.speed[temperature]
+        drafts = f"{length} token{'s' if length > 1 else ''}"
+        does = "" if speed > 1 else ", which does not pay"
         lines.append(
-            f"| {temperature:g} | {' | '.join(figures)} | {speed:.2f} with {length} tokens |"
+            f"| {temperature:g} | {' | '.join(figures)} | {speed:.2f} with {drafts}{does} |"
         )
     return "\n".join(lines)
 

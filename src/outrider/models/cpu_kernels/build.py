@@ -393,6 +393,8 @@ def _look() -> Library | _Order | str:
             note = f" (the shipped one cannot be loaded: {error})"
     if not sys.platform.startswith("linux"):
         return f"none was shipped for {sys.platform} with {level.name}, and Linux alone compiles"
+    if "frozen" in vars(sys):  # its executable is no Python, but would start the program again
+        return "a frozen program (PyInstaller and its kin) compiles none"
     compiler = shlex.split(os.environ.get("CC") or "cc")
     there = shutil.which(compiler[0])
     if there is None:
