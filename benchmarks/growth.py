@@ -252,7 +252,9 @@ def main() -> None:
     parser.add_argument("model", help="a folder or a GGUF file")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--arms", nargs="+", default=[COPIES, RECALL, HEAD])
+    parser.add_argument(
+        "--arms", nargs="*", default=[COPIES, RECALL, HEAD], help="beside plain decoding, or none"
+    )
     parser.add_argument("-t", "--temperature", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=8, help="of a block")
     parser.add_argument("--blocks", type=int, default=6)

@@ -234,6 +234,7 @@ EXCEPTIONS = {
     "models/hf.py:": "models that cannot be driven over trees: one row after another",
     "models/distributed.py:receive": "orders travel between hosts, on a CPU",
     "sampling/custom_processors.py:": "processors of transformers are Python",
+    "sampling/logits_processors.py:repeats": "only if the tensors lie on a CPU",
 }
 
 

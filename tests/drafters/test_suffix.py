@@ -245,6 +245,23 @@ def test_earlier_texts_are_bounded_and_kept_apart():
     assert proposed(drafter, [[9, 4]]) == [[5]]  # and not what separates it from this text
 
 
+def test_of_a_text_that_is_over_its_tokens_alone_are_kept():
+    """States of what stood before it and of itself: some hundred bytes a token of both."""
+    kept, states = automaton.RequestHistory(500), []
+    tracemalloc.start()
+    for number in range(20):
+        text = kept.begun()
+        kept.watch(text)
+        for token in range(400):
+            text.push(token * (number + 1) % 397)
+        states.append(len(text._next))
+        del text
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(kept._watched) == 20
+    assert used < 100 * sum(states)
+
+
 def test_earlier_texts_need_a_host():
     rows = context([[1, 2]])
     away = rows._replace(length_B=rows.length_B.to("meta"))

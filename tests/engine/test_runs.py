@@ -212,6 +212,31 @@ def test_joining_writes_into_free_seats_and_moves_nobody():
     assert run.batch.tokens_SL.data_ptr() == tokens
 
 
+def test_a_short_row_that_moves_beside_a_long_one_is_copied_as_what_it_is(monkeypatch):
+    copied, take = [], SlotCache.take
+
+    def told(cache, rows, slots=None):
+        few = take(cache, rows, slots)
+        copied.append((cache.width, few.stacks[0].shape[3]))
+        return few
+
+    engine = Engine(pair()[0], DRAFTERS["root"](None))
+    requests = [
+        Request(prompt, SamplingParams(0), StopConditions(budget))
+        for prompt, budget in (([5] * 90, 12), ([2, 7], 4), ([6, 1, 3], 12))
+    ]
+    single, run = EngineRun(engine, 1, CAPACITY), EngineRun(engine, 3, CAPACITY)
+    single.submit(requests[2])
+    text = [token for block in single for token in block.token_ids]
+    run.submit_all(requests)
+    while run.batch is None or run.batch.rows < 3:
+        run.step()
+    monkeypatch.setattr(SlotCache, "take", told)
+    moved = [token for block in run if block.row == 2 for token in block.token_ids]
+    assert [wide > 90 and few < 10 for wide, few in copied] == [True]
+    assert moved == text[-len(moved) :] != []
+
+
 def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
     engine = engine_of("chain")
     run, texts = EngineRun(engine, 3, CAPACITY), {}

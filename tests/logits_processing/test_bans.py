@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from nodes import joined, random_case
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList
 from transformers.generation import (
     EncoderNoRepeatNGramLogitsProcessor,
@@ -19,7 +20,9 @@ from outrider import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.sampling import logits_processors
-from outrider.sampling.logits_processors import among
+from outrider.sampling.logits_processors import among, repeats
+from outrider.tree import branching
+from outrider.types import Context
 from tiny import DRAFTERS, pair
 
 VOCAB, STOPS = 11, (0, 4)
@@ -190,3 +193,45 @@ def test_a_source_that_is_not_there_is_asked_for():
     engine = Engine(target, DRAFTERS["chain"](draft))
     with pytest.raises(ConfigurationError, match="got request 0 without source ids; leave it out"):
         engine.run([[1, 2]], SamplingParams(encoder_no_repeat_ngram_size=2))
+
+
+class Written(TorchDispatchMode):
+    """Bytes that torch's calls write in here."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, call, types, args=(), kwargs=None):
+        made = call(*args, **(kwargs or {}))
+        had = {one.data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        if isinstance(made, torch.Tensor) and made.data_ptr() not in had:  # no view
+            self.bytes += made.nbytes
+        return made
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_n_grams_are_found_on_a_device_as_on_the_host(before):
+    random = torch.Generator().manual_seed(before)
+    last = torch.randint(-1 if before == 3 else 0, 3, (2, 5, before), generator=random)
+    for nodes in (1, 5):
+        where = torch.randint(-1, 4, (2, nodes, 400), generator=random)
+        found = [repeats(last, where, 4, on_host) for on_host in (True, False)]
+        assert torch.equal(*found)
+        assert found[0].any()
+
+
+def test_n_grams_behind_a_long_text_take_a_few_bytes_a_token_and_node():
+    """No node has a copy of what is committed, of eight bytes a token."""
+    took = {}
+    for length, nodes in ((64, 1), (64, 9), (4096, 1), (4096, 9)):
+        text_1L = torch.arange(length + 1)[None] % 997
+        context = Context(text_1L, torch.tensor([length]), length, None)
+        tree = branching((1,) * (nodes - 1))
+        settings = SamplingParams(no_repeat_ngram_size=3)
+        shaping = logits_processors.build([settings], [[1]], [[]], 997, "cpu")
+        with Written() as written:
+            logits = torch.zeros(1, nodes, 997)
+            logits_processors.apply(logits, shaping, context, text_1L[:, :nodes], tree)
+        took[length, nodes] = written.bytes
+    one, nine = ((took[4096, nodes] - took[64, nodes]) / (4096 - 64) for nodes in (1, 9))
+    assert one < 64
+    assert (nine - one) / 8 < 8

@@ -11,7 +11,7 @@ import torch
 from served import NAME, PROMPT, events, far, serving, streamed, write
 
 from outrider import SamplingParams, Stop
-from outrider.server.model_info import TokenFormatter
+from outrider.server.model_info import TextOffsets, TokenFormatter
 
 
 def said(answer):
@@ -133,10 +133,13 @@ def test_offsets_are_those_of_the_text(shipped):
     pieces = [words.bytes_of(token) for token in ids]
     assert any(piece.decode("utf-8", "replace").endswith("\ufffd") for piece in pieces)
     read = [b"".join(pieces[:at]).decode("utf-8", "ignore") for at in range(len(ids))]
-    offsets = words.offsets(ids, 0, len(ids))
+    offsets = TextOffsets(words).since(ids, 0, len(ids))
     assert offsets == [len(before) for before in read]
-    for since in range(len(ids)):
-        assert words.offsets(ids, since, 3) == offsets[since : since + 3]
+    for count in (1, 2, 3):
+        grows = TextOffsets(words)
+        for since in range(0, len(ids), count):
+            told = grows.since(ids[: since + count], since, count)
+            assert told == offsets[since : since + count]
 
 
 def teacher_forced(speculator, prompt, tokens):

@@ -216,17 +216,18 @@ class RequestHistory:
 
 
 class Watched:
-    """A text that grows, and how much of it has been learnt."""
+    """The tokens of a text that grows, and how many have been learnt. Its states, which take a
+    hundred times as much, are gone with its row."""
 
     def __init__(self, text: Automaton) -> None:
-        self._text, self._learnt = text, len(text.tokens)
+        self._tokens, self._learnt = text.tokens, len(text.tokens)
 
     def follow(self, text: Automaton) -> None:
         """The text goes on in this copy: its row has moved."""
-        self._text = text
+        self._tokens = text.tokens
 
     def news(self) -> list[int]:
         """What has not been learnt yet; it counts as learnt."""
-        new = self._text.tokens[self._learnt :]
-        self._learnt = len(self._text.tokens)
+        new = self._tokens[self._learnt :]
+        self._learnt = len(self._tokens)
         return new

@@ -112,7 +112,7 @@ def zero_reason(target: LanguageModel, draft: LanguageModel, ids: Sequence[int])
     if agree >= AGREES:
         return (
             f"it agrees with the target where both read the text ({agree:.0%} of its tokens), and "
-            "yet not as a draft: please report this"
+            "yet not as a draft: a rule of your own may refuse it, else please report this"
         )
     return (
         f"it agrees with the target on {agree:.0%} of a text's tokens: it was trained for another "

@@ -13,6 +13,7 @@ from outrider.engine.batch import Batch, Prefill, groups, slab
 from outrider.engine.outputs import RequestStatus, RequestTable
 from outrider.engine.request import Request
 from outrider.errors import PromptError
+from outrider.models.cache import SlotCache
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import Drafter, LanguageModel
 
@@ -107,7 +108,11 @@ class Scheduler:
             self.queue.leave(over)
             return
         if holes:
-            batch = batch.put(holes, batch.take(movers))
+            cache, length_B = None, batch.context.length_B
+            if type(batch.cache) is SlotCache and length_B.device.type == "cpu":
+                # known without waiting: a short row beside a long one is moved as what it is
+                cache = batch.cache.take(movers, int(length_B[movers].max()))
+            batch = batch.put(holes, batch.take(movers, cache))
         batch = batch.narrow(left)
         self.queue.leave(over)  # not before their rows are moved: that may fail
         if not any(request.sampling.shapes for request in self.requests(rows)):

@@ -235,17 +235,19 @@ class SlotCache(Cache):  # type: ignore[misc]
             moved = flat.index_select(0, self._lines(source, planes, heads))
             flat.index_copy_(0, self._lines(to, planes, heads), moved)
 
-    def take(self, rows: Sequence[int]) -> "SlotCache":
-        """A cache of its own with copies of these rows, in this order: their used slots alone."""
+    def take(self, rows: Sequence[int], slots: int | None = None) -> "SlotCache":
+        """A cache of its own with copies of these rows, in this order: of the slots that are used,
+        as many as the longest row has, or of the first `slots` of these."""
         few = SlotCache(len(self.layers), len(rows), self.capacity)
-        few.width, used = self.width, slice(0, self.width)
+        few.width = min(self.width, slots or self.width)
+        used = slice(0, few.width)
         if self.inputs is not None:
             few.inputs = self.inputs.take(rows)
         if self.recurrent is not None:
             few.recurrent = self.recurrent.take(rows)
         few.adapters = tuple(self.adapters[row] for row in rows if self.adapters)
         if self.stacks:
-            few.size = self.width
+            few.size = few.width
             few.stacks = [
                 torch.cat([s[:, :0, :, used], *(s[:, r : r + 1, :, used] for r in rows)], 1)
                 for s in self.stacks

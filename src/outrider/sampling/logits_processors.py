@@ -270,42 +270,57 @@ def penalised(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> T
 
 
 def ban_repeats(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> None:
-    """Ban tokens that would repeat an n-gram. Written in place."""
+    """Ban tokens that would repeat an n-gram. Written in place.
+
+    What is committed is looked through for all nodes of a row, and is not copied for each: behind a
+    long text that would take longer than all else between two calls of the model.
+    """
     if shaping.ngram_B is None and shaping.source_ngram_B is None:
         return
-    text, length = prefixes.texts()
-    source = None if shaping.source_BS is None else shaping.source_BS[:, None]
-    for size_B, sizes, where in (
+    most = max((*shaping.ngrams, *shaping.source_ngrams), default=1) - 1
+    ends_BRK, at = prefixes.ends(most), most + prefixes.depth_BR[..., None] + 1
+    text = [prefixes.committed()[:, None], ends_BRK]
+    source = [] if shaping.source_BS is None else [shaping.source_BS[:, None]]
+    on_host = logits_BRV.device.type == "cpu"
+    for size_B, sizes, places in (
         (shaping.ngram_B, shaping.ngrams, text),
         (shaping.source_ngram_B, shaping.source_ngrams, source),
     ):
-        if size_B is None or where is None:
+        if size_B is None:
             continue
         for size in sizes:
-            banned = repeats(text, length, where, size, logits_BRV.shape[-1])
-            banned &= (size_B == size)[:, None, None]
-            logits_BRV.masked_fill_(banned, -torch.inf)
+            back = at + torch.arange(1 - size, 0, device=at.device)
+            last_BRK = ends_BRK.gather(2, back.expand(*ends_BRK.shape[:2], -1))
+            for where in places:  # windows of a tree's tokens begin in what is committed
+                where = where[..., most + 1 - size :] if where is ends_BRK else where
+                banned = repeats(last_BRK, where, logits_BRV.shape[-1], on_host)
+                banned &= (size_B == size)[:, None, None]
+                logits_BRV.masked_fill_(banned, -torch.inf)
 
 
-def repeats(
-    text_BRL: Tensor, length_BR: Tensor, where_BRL: Tensor, size: int, vocab: int
-) -> Tensor:
-    """Tokens that would complete an n-gram that stands in `where`, bool [B, R, V].
+def repeats(last_BRK: Tensor, where_BRL: Tensor, vocab: int, on_host: bool) -> Tensor:
+    """Tokens that stand behind a node's last K tokens in `where`, bool [B, R, V].
 
-    `where` is -1 padded, and may be the same for all nodes of a row.
+    -1 is no token; `where` may be the same for all nodes of a row. No token follows where a text
+    has fewer than K.
     """
-    rows, count, _ = text_BRL.shape
-    banned = torch.zeros(rows, count, vocab + 1, dtype=torch.bool, device=text_BRL.device)
-    windows = where_BRL.shape[-1] - size + 1
+    rows, count, before = last_BRK.shape
+    banned = torch.zeros(rows, count, vocab + 1, dtype=torch.bool, device=last_BRK.device)
+    windows = where_BRL.shape[-1] - before
     if windows < 1:
         return banned[..., :-1]
-    same = (length_BR[..., None] + 1 >= size).expand(-1, -1, windows)
-    for k in range(size - 1):
-        want = (length_BR - size + 1 + k).clamp(min=0)
-        same = same & (where_BRL[..., k : k + windows] == text_BRL.gather(2, want[..., None]))
-    ends = where_BRL[..., size - 1 :]  # -1 behind the end: a window that is not whole
-    said = torch.where(same & (ends >= 0) & (ends < vocab), ends, vocab)
-    return banned.scatter_(2, said, True)[..., :-1]
+    ends = where_BRL[..., before:]  # -1 behind the end: a window that is not whole
+    inside = (ends >= 0) & (ends < vocab)
+    same = inside & (last_BRK >= 0).all(-1, keepdim=True)
+    for k in range(before):
+        same = same & (where_BRL[..., k : k + windows] == last_BRK[..., k : k + 1])
+    ends = ends.expand(same.shape)
+    if on_host:  # no device to wait for: few windows are the same
+        row, node, place = same.nonzero(as_tuple=True)
+        banned[row, node, ends[row, node, place]] = True
+    else:
+        banned.scatter_(2, torch.where(same, ends, vocab), True)
+    return banned[..., :-1]
 
 
 def ban_by_place(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> None:

@@ -72,22 +72,25 @@ class NodePrefixes(NamedTuple):
         index = self.tokens_BM[:, None].expand(-1, count, -1)
         return base[:, None].repeat(1, count, 1).scatter_add_(2, index, mine)
 
-    def texts(self) -> tuple[Tensor, Tensor]:
-        """Every node's whole text, [B, R, L], and its length [B, R]; beyond it there is -1."""
+    def committed(self) -> Tensor:
+        """The text ahead of the pending token, [B, L]; behind it there is -1."""
+        tokens = self.context.tokens_BL[:, : self.context.bound]
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        return tokens.masked_fill(at >= self.context.length_B[:, None] - 1, -1)
+
+    def ends(self, count: int) -> Tensor:
+        """The end of every node's text, [B, R, count + M]: so many tokens ahead of the pending one
+        (-1: there is none), and the path down to the node; behind it there is -1.
+        """
         context, ancestors = self.context, self.ancestors_BRM
-        rows, count, _ = ancestors.shape
-        first = context.length_B - 1
-        deepest = self.tokens_BM.shape[1]
-        committed = context.tokens_BL[:, : context.bound]
-        at = torch.arange(context.bound + deepest, device=committed.device)
-        text = torch.nn.functional.pad(committed, (0, deepest), value=-1)
-        text = torch.where(at < first[:, None], text, -1)[:, None].repeat(1, count, 1)
-        # path node j stands at slot first + (its rank among the node's ancestors)
-        rank = ancestors.long().cumsum(2) - 1
-        slot = torch.where(ancestors, first[:, None, None] + rank, at.shape[0])
-        text = torch.nn.functional.pad(text, (0, 1), value=-1)
-        text = text.scatter(2, slot, self.tokens_BM[:, None].expand(-1, count, -1))[..., :-1]
-        return text, (first[:, None] + self.depth_BR + 1).expand(rows, count)
+        rows, nodes, deepest = ancestors.shape
+        at = torch.arange(-count, 0, device=ancestors.device) + context.length_B[:, None] - 1
+        ahead = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
+        # a node of the path stands where its rank among the node's ancestors says
+        place = torch.where(ancestors, ancestors.long().cumsum(2) - 1, deepest)
+        path = place.new_full((rows, nodes, deepest + 1), -1)
+        path.scatter_(2, place, self.tokens_BM[:, None].expand(-1, nodes, -1))
+        return torch.cat([ahead[:, None].expand(-1, nodes, -1), path[..., :-1]], 2)
 
     def last_made(self, least_id: int) -> tuple[Tensor, Tensor, Tensor]:
         """Where tokens from `least_id` on stand in what was made.

@@ -14,8 +14,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import llguidance.numpy
+import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -368,7 +370,7 @@ class Grammar:
         if error:
             raise ConfigurationError(f"the schema or grammar does not compile: {error}")
         self._given = words, text, prompt
-        self._prompt, self._read = prompt, list[int]()
+        self._prompt, self._read = prompt, np.empty(0, np.int64)  #: and what it has read
         self._mask = llguidance.numpy.allocate_token_bitmask(1, words.vocab_size)
         self._bits = torch.arange(32, dtype=torch.int32)
 
@@ -378,24 +380,23 @@ class Grammar:
 
     def __call__(self, texts_NL: Tensor, scores_NV: Tensor) -> Tensor:
         """The scores with -inf for what may not follow each text."""
-        allowed = torch.stack([self._allowed(text) for text in texts_NL.tolist()])
+        allowed = torch.stack([self._allowed(text) for text in texts_NL.cpu().numpy()])
         allowed = allowed[:, : scores_NV.shape[1]].to(scores_NV.device)
         short = scores_NV.shape[1] - allowed.shape[1]
         allowed = torch.nn.functional.pad(allowed, (0, short), value=False)
         return scores_NV.masked_fill(~allowed, -torch.inf)
 
-    def _allowed(self, text: list[int]) -> Tensor:
-        """[V]: which tokens may follow."""
+    def _allowed(self, text: NDArray[np.int64]) -> Tensor:
+        """[V]: which tokens may follow. No step in Python is for each token of the text."""
         said, read = text[self._prompt :], self._read
-        same = 0
-        while same < min(len(said), len(read)) and said[same] == read[same]:
-            same += 1
+        most = min(len(said), len(read))
+        differs = np.flatnonzero(said[:most] != read[:most])
+        same = int(differs[0]) if differs.size else most
         if same < len(read):
             self._matcher.rollback(len(read) - same)
-            del read[same:]
-        fresh = said[same:]
+        fresh = said[same:].tolist()
         taken = self._matcher.try_consume_tokens(fresh) if fresh else 0
-        read += fresh[:taken]
+        self._read = said[: same + taken].copy()
         if taken < len(fresh):  # a text that the grammar forbids: nothing of it can be emitted
             error = self._matcher.get_error()
             if error:

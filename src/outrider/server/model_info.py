@@ -20,7 +20,6 @@ from outrider.text.media_processor import MediaProcessor
 # Tokens as people and clients see them: text, bytes, offsets.
 
 _HALF = "\ufffd"  #: how a text ends whose last character is not complete
-_UNFINISHED = 3  #: bytes of a character without its last one, at most
 
 
 @dataclass(frozen=True)
@@ -59,23 +58,30 @@ class TokenFormatter:
         """The bytes of a token."""
         return spelling_of(self.tokenizer).bytes_of(token)
 
-    def offsets(self, ids: Sequence[int], since: int, count: int) -> list[int]:
-        """Where in the text the tokens from a place on begin, in characters.
 
-        A token that goes on with a character begins where that one does.
-        """
-        whole = since  # tokens whose characters are complete
-        while whole > max(since - _UNFINISHED, 0) and self.text(ids[:whole]).endswith(_HALF):
-            whole -= 1
-        at, before, offsets = len(self.text(ids[:whole])), max(whole - 1, 0), list[int]()
-        for place in range(whole, min(since + count, len(ids))):
-            if place >= since:
-                offsets.append(at)
-            text = self.text(ids[before : place + 1])
+@dataclass
+class TextOffsets:
+    """Where in a text its tokens begin, in characters. As it grows no token is decoded anew.
+
+    A token that goes on with a character begins where that one does.
+    """
+
+    words: TokenFormatter
+    _places: list[int] = field(default_factory=list)
+    _before: int = 0  #: tokens up to the last one whose characters are complete,
+    _whole: int = 0  #: and with it
+    _length: int = 0  #: characters of these
+
+    def since(self, ids: Sequence[int], since: int, count: int) -> list[int]:
+        """Of so many tokens from a place on."""
+        words, places = self.words, self._places
+        for place in range(len(places), min(since + count, len(ids))):
+            places.append(self._length)
+            text = words.text(ids[self._before : place + 1])
             if not text.endswith(_HALF):
-                at += len(text) - len(self.text(ids[before:whole]))
-                before, whole = whole, place + 1
-        return offsets
+                self._length += len(text) - len(words.text(ids[self._before : self._whole]))
+                self._before, self._whole = self._whole, place + 1
+        return places[since : since + count]
 
 
 @dataclass(frozen=True)

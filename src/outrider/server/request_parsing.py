@@ -25,7 +25,7 @@ from outrider.server.errors import APIError, unknown_model
 from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import plain
-from outrider.server.model_info import TextModelInfo
+from outrider.server.model_info import TextModelInfo, TextOffsets
 from outrider.server.protocol import (
     MOST_STOPS,
     BaseRequest,
@@ -38,6 +38,30 @@ from outrider.text.decoder_prompt import RULES, ruled
 from outrider.text.output_text import IncrementalText, Stop, stop_ids
 
 _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it
+
+
+class PredictionCounts:
+    """How much of a predicted text came: tokens of it that the answer has, or has not.
+
+    Wherever they are: an alignment of two long texts would keep everybody else waiting. Of an
+    answer that grows every token is counted once.
+
+    >>> counts = PredictionCounts([5, 6, 6])
+    >>> counts.of([6]), counts.of([6, 6, 6, 7])
+    ((1, 2), (2, 1))
+    """
+
+    def __init__(self, predicted: Sequence[int]) -> None:
+        self._left, self._accepted, self._counted = Counter(predicted), 0, 0
+
+    def of(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Predicted tokens that an answer has and has not; it goes on from the last one asked."""
+        for token in tokens[self._counted :]:
+            if self._left[token]:
+                self._left[token] -= 1
+                self._accepted += 1
+        self._counted = len(tokens)
+        return self._accepted, self._left.total()
 
 
 @dataclass(eq=False)
@@ -58,7 +82,8 @@ class ChoiceState:
     scored: Request | None = None  #: its prompt, if log-probabilities of that are asked for
     scores: StepOutput | None = None  #: log-probabilities of that prompt but its first token
     prompt_top: int | None = None  #: as many are told as `prompt_logprobs`; None: `echo` does
-    predicted: Counter[int] | None = None  #: tokens of the text that it was expected to resemble
+    predicted: PredictionCounts | None = None  #: of the text that it was expected to resemble
+    offsets: TextOffsets | None = None  #: where its tokens begin, if that is told
     owed: str = ""  #: text of tokens that the client has, which it has not
     stats: RequestStats = field(default_factory=RequestStats)
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -154,12 +179,11 @@ class RequestParser:
                 what = "a prompt with images or sound is not cut; leave truncate_prompt_tokens out"
                 raise APIError(what, "truncate_prompt_tokens")
             prompts = [self._truncated(body, ids, asked, method) for ids in prompts]
-        reference, predicted = list[int](), None
+        reference = list[int]()
         if body.prediction is not None:
             tokenizer = of_transformers(self.known.tokenizer, "prediction")
             said = plain(body.prediction.content)
             reference = tokenizer(said, add_special_tokens=False)["input_ids"]
-            predicted = Counter(reference)
         grammar = grammar_of(body)
         stands = frozenset[int]()
         if chat is not None:
@@ -197,7 +221,9 @@ class RequestParser:
                     inputs=None if chat is None else chat.inputs,
                 )
                 choice = self._choice(index, source, method, request, stop, chat)
-                choice.tells_ids, choice.predicted = body.return_token_ids, predicted
+                choice.tells_ids = body.return_token_ids
+                if body.prediction is not None:
+                    choice.predicted = PredictionCounts(reference)
                 choice.priority = body.priority
                 choice.best, choice.silent, choice.prompt_top = best, silent, body.prompt_logprobs
                 if top is not None and chat is not None and chat.inputs is not None:

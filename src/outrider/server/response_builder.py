@@ -2,18 +2,17 @@
 
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from pydantic_core import to_json
 
 from outrider.engine.outputs import StepOutput
 from outrider.server.message_parser import MessageParts
 from outrider.server.messages import JsonObject
-from outrider.server.model_info import TokenFormatter
+from outrider.server.model_info import TextOffsets, TokenFormatter
 from outrider.server.request_parsing import ChoiceState
 from outrider.stats import RequestStats
 from outrider.text.output_text import TextBlock
@@ -46,24 +45,6 @@ def append_output(choice: ChoiceState, block: StepOutput) -> TextBlock:
     return said
 
 
-class PredictionCounts(NamedTuple):
-    """How much of a predicted text came: tokens of it that the answer has, or has not.
-
-    Wherever they are: an alignment of two long texts would keep everybody else waiting.
-    """
-
-    accepted: int
-    rejected: int
-
-    @classmethod
-    def of(cls, choice: ChoiceState) -> "PredictionCounts":
-        """For what is there of a choice."""
-        predicted = choice.predicted or Counter()
-        said = Counter(choice.answer.tokens).items()
-        same = sum(min(count, predicted[token]) for token, count in said)
-        return cls(same, predicted.total() - same)
-
-
 def prompts(choices: Sequence[ChoiceState]) -> tuple[int, int]:
     """Tokens of all prompts, and those that were copied. What several choices share counts once."""
     each: dict[int, RequestStats] = {}
@@ -83,12 +64,12 @@ def usage(choices: Sequence[ChoiceState]) -> JsonObject:
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": copied},
     }
-    if all(choice.predicted is None for choice in choices):
+    each = [one.predicted.of(one.answer.tokens) for one in choices if one.predicted is not None]
+    if not each:
         return told
-    each = [PredictionCounts.of(choice) for choice in choices]
     details = {
-        "accepted_prediction_tokens": sum(one.accepted for one in each),
-        "rejected_prediction_tokens": sum(one.rejected for one in each),
+        "accepted_prediction_tokens": sum(accepted for accepted, _ in each),
+        "rejected_prediction_tokens": sum(rejected for _, rejected in each),
     }
     return told | {"completion_tokens_details": details}
 
@@ -260,7 +241,7 @@ class ResponseBuilder:
             ]
             entries = [first, *entries, *self._entries(choice, 0)]
             tokens = ids + choice.answer.tokens
-            offsets = partial(self.words.offsets, tokens, 0, len(entries))
+            offsets = partial(TextOffsets(self.words).since, tokens, 0, len(entries))
             columns = self.form.logs(entries, offsets, top)
             columns["token_logprobs"][0] = None  # nothing is in front of it
             if columns["top_logprobs"]:
@@ -321,10 +302,11 @@ class ResponseBuilder:
     def _piece(
         self, choice: ChoiceState, said: JsonObject, since: int, reason: str | None
     ) -> JsonObject:
-        ids = {}
+        ids: JsonObject = {}
         if choice.tells_ids:
-            tokens = choice.answer.tokens[since:]
-            ids = {"token_ids": tokens, "prompt_token_ids": list(choice.request.asked)}
+            ids["token_ids"] = choice.answer.tokens[since:]
+            if not since:  # once, as vLLM does: a chunk costs nothing that grows with the prompt
+                ids["prompt_token_ids"] = list(choice.request.asked)
         return {
             "index": choice.index,
             **said,
@@ -339,7 +321,8 @@ class ResponseBuilder:
         if asked is None or choice.silent:
             return None
         entries = self._entries(choice, since)
-        offsets = partial(self.words.offsets, choice.answer.tokens, since, len(entries))
+        choice.offsets = choice.offsets or TextOffsets(self.words)
+        offsets = partial(choice.offsets.since, choice.answer.tokens, since, len(entries))
         return self.form.logs(entries, offsets, asked.top)
 
     def _entries(self, choice: ChoiceState, since: int) -> list[Entry]:

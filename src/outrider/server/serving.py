@@ -25,7 +25,7 @@ from outrider.server.engine_loop import (
 from outrider.server.errors import response, to_response
 from outrider.server.messages import JsonObject
 from outrider.server.metrics import ServerMetrics
-from outrider.server.model_info import TokenFormatter
+from outrider.server.model_info import TextOffsets, TokenFormatter
 from outrider.server.protocol import (
     BaseRequest,
     ChatCompletionRequest,
@@ -322,7 +322,7 @@ def _by_token(
     more: dict[str, object],
 ) -> list[JsonObject]:
     """A block's text cut where its tokens begin."""
-    ends = writer.words.offsets(said.token_ids, 0, len(said.token_ids))[1:]
+    ends = TextOffsets(writer.words).since(said.token_ids, 0, len(said.token_ids))[1:]
     cuts = [0, *(min(end, len(said.text)) for end in ends), len(said.text)]
     pieces = [said.text[start:stop] for start, stop in pairwise(cuts)]
     logs = writer.logs(choice, since)
@@ -334,7 +334,7 @@ def _by_token(
             extra["token_ids"] = said.token_ids[at : at + 1]
         if last:
             extra |= more
-        parts.append(writer.delta(choice, piece, since, reason if last else None, **extra))
+        parts.append(writer.delta(choice, piece, since + at, reason if last else None, **extra))
     return parts
 
 
