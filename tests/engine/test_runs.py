@@ -232,7 +232,7 @@ def test_a_short_row_that_moves_beside_a_long_one_is_copied_as_what_it_is(monkey
     while run.batch is None or run.batch.rows < 3:
         run.step()
     monkeypatch.setattr(SlotCache, "take", told)
-    moved = [token for block in run if block.row == 2 for token in block.token_ids]
+    moved = [token for block in run if block.request_id == 2 for token in block.token_ids]
     assert [wide > 90 and few < 10 for wide, few in copied] == [True]
     assert moved == text[-len(moved) :] != []
 
