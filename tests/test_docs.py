@@ -225,6 +225,7 @@ def tool(name):
 
 def test_the_reference_of_commands_is_what_the_program_says():
     page = tool("cli_reference").page()
+    assert re.findall(r"^\| `(-\S+)` \|  \|  \|$", page, re.M) == [], "a parameter, no option"
     assert page == (PROJECT / "docs" / "cli.md").read_text("utf-8"), (
         "run python tools/cli_reference.py"
     )

@@ -102,6 +102,8 @@ def section(name: str, command: Callable[..., Any]) -> str:
     """One command's heading, text and tables."""
     places, options = [], []
     for parameter in inspect.signature(command).parameters.values():
+        if parameter.annotation is typer.Context:  # no option: typer gives it
+            continue
         hint, *notes = get_args(parameter.annotation) or (parameter.annotation,)
         if get_origin(parameter.annotation) is not Annotated:
             hint, notes = parameter.annotation, []
