@@ -9,7 +9,7 @@ from counts import lines_of
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Logprobs, Request
 from outrider.server.grammar import Grammar, vocabulary
-from outrider.server.model_info import TokenFormatter
+from outrider.server.model_info import TextOffsets, TokenFormatter
 from outrider.server.protocol import StreamOptions
 from outrider.server.request_parsing import ChoiceState, PredictionCounts
 from outrider.server.response_builder import (
@@ -55,11 +55,23 @@ def streamed(form, prompt, tokens, per=2):
 @pytest.mark.parametrize("form", [CompletionFormat(), ChatFormat()], ids=["completion", "chat"])
 def test_a_chunk_costs_the_same_wherever_it_stands(form):
     tokens = [3 + at % 7 for at in range(2800)]
-    (first, *costs), _ = streamed(form, list(range(3, 60)) * 20, tokens)
+    prompt = list(range(3, 60)) * 20
+    (_, *costs), _ = streamed(form, prompt, tokens)
     early, late = costs[14:63], costs[-63:-14]
     for what in (0, 1):
         assert max(cost[what] for cost in late) <= max(cost[what] for cost in early)
-    assert max(size for _, _, size in costs) < first[2]
+    assert max(size for _, _, size in costs) < len(prompt)
+
+
+def test_bytes_that_are_no_character_are_not_decoded_again_and_again():
+    """A client can ask for them (`logit_bias`): each of 2,000 decoded all those before it."""
+    words = TokenFormatter(LEVEL)
+    (half,) = [token for token in range(len(LEVEL)) if words.bytes_of(token) == b"\x80"]
+    offsets, tokens, text = TextOffsets(words), [half] * 2000 + [3, 4], TokenFormatter.text
+    with mock.patch.object(TokenFormatter, "text", autospec=True, side_effect=text) as read:
+        told = [offsets.since(tokens, at, 1)[0] for at in range(len(tokens))]
+    assert max(len(call.args[1]) for call in read.call_args_list) <= 8
+    assert told[-2:] == [len(words.text(tokens[:-2])), len(words.text(tokens[:-1]))]
 
 
 def test_a_prompts_tokens_are_told_once():

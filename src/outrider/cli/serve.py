@@ -190,8 +190,8 @@ def _run(
         at = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
         err.print(f"listening at {at}; until {name} is loaded all answers are 503, /health's too")
         import_lean()
-        for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
-            os.environ.pop(name, None)  # a folder, perhaps none that is there: this is one process
+        for variable in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+            os.environ.pop(variable, None)  # perhaps of no folder: this is one process
         with _extra():
             from outrider.server.app import ServerConfig, build_app_for
             from outrider.server.http_server import HttpServer

@@ -20,6 +20,7 @@ from outrider.text.media_processor import MediaProcessor
 # Tokens as people and clients see them: text, bytes, offsets.
 
 _HALF = "\ufffd"  #: how a text ends whose last character is not complete
+_UNFINISHED = 3  #: bytes of a character without its last one, at most: more are none
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class TextOffsets:
         for place in range(len(places), min(since + count, len(ids))):
             places.append(self._length)
             text = words.text(ids[self._before : place + 1])
-            if not text.endswith(_HALF):
+            if not text.endswith(_HALF) or place - self._whole == _UNFINISHED:
                 self._length += len(text) - len(words.text(ids[self._before : self._whole]))
                 self._before, self._whole = self._whole, place + 1
         return places[since : since + count]
