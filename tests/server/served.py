@@ -120,10 +120,10 @@ def idle(server, seconds=20.0):
     return server.engine.load[:2] == (0, 0)
 
 
-def events(server, body):
+def events(server, body, path="/v1/completions"):
     """The events of a stream as they were sent, one by one."""
     request = urllib.request.Request(
-        server.address + "/v1/completions",
+        server.address + path,
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )

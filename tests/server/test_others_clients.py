@@ -6,7 +6,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import BODY, NAME, PROMPT, asked, refused, serving
+from served import BODY, NAME, PROMPT, asked, events, refused, serving
 
 import outrider
 from outrider.server.batch_runners import SCORES
@@ -88,7 +88,7 @@ def test_an_answer_goes_on_with_the_last_message(shipped, server, monkeypatch):
     about = {"messages": turns, "temperature": 0, "max_tokens": 8, "return_token_ids": True}
 
     def read(**more):
-        told = asked(server, about | more, "/v1/chat/completions")[1]["choices"][0]
+        told = asked(server, about | more, "/v1/chat/completions")[1]
         return shipped.tokenizer.decode(told["prompt_token_ids"], skip_special_tokens=True)
 
     written = "<user>x</><assistant>def f("
@@ -98,6 +98,28 @@ def test_an_answer_goes_on_with_the_last_message(shipped, server, monkeypatch):
     assert read(continue_final_message=True, add_generation_prompt=False) == written
     own = {"chat_template_kwargs": {"continue_final_message": True}}
     refused(server, 400, about | own, "is not for", path="/v1/chat/completions")
+
+
+def test_a_chats_prompt_is_told_beside_its_choices(shipped, server, monkeypatch):
+    """As vLLM tells it: of an answer, and with the chunk that opens each choice of a stream."""
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "n": 2, "seed": 3}
+    path, ids = "/v1/chat/completions", {"return_token_ids": True}
+    whole = asked(server, chat | ids, path)[1]
+    prompt = shipped.tokenizer("<user>x</><assistant>", add_special_tokens=False)["input_ids"]
+    assert whole["prompt_token_ids"] == prompt
+    assert [sorted(one) for one in whole["choices"]] == 2 * [
+        ["finish_reason", "index", "logprobs", "message", "token_ids"]
+    ]
+    *flow, _ = events(server, chat | ids | {"stream": True}, path)
+    said = [json.loads(one) for one in flow]
+    assert [one.get("prompt_token_ids") for one in said] == [prompt] * 2 + [None] * len(said[2:])
+    parts = [piece for one in said for piece in one["choices"]]
+    for choice in whole["choices"]:
+        own = [piece for piece in parts if piece["index"] == choice["index"]]
+        assert [token for one in own for token in one.get("token_ids", [])] == choice["token_ids"]
+    assert not any("prompt_token_ids" in piece for piece in parts)
+    assert "prompt_token_ids" not in asked(server, chat, path)[1]
 
 
 def test_special_tokens_may_be_left_out(shipped, server, monkeypatch):

@@ -108,8 +108,9 @@ def test_what_opens_a_choice_is_told_once():
     going = StreamState(body, ChatCompletionRequest.model_validate(body))
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     said = {"index": 0, "delta": {"content": "é"}, "finish_reason": None, "token_ids": [7]}
-    made = [{"id": f"{n}", "created": n, "choices": [dict(opening)]} for n in (1, 2)]
-    assert going.append(made[0])["choices"] == [opening]
+    ids = {"prompt_token_ids": [5, 6]}  # asked for by the ingress, not by its client
+    made = [{"id": f"{n}", "created": n, "choices": [dict(opening)]} | ids for n in (1, 2)]
+    assert going.append(made[0]) == {"id": "1", "created": 1, "choices": [opening]}
     assert "resume" in going.body()
     assert going.append(made[1]) is None
     shown = going.append({"id": "2", "created": 2, "choices": [said]})

@@ -217,7 +217,8 @@ class ResponseBuilder:
             | self._prompt(choice, echo)
             for choice in chosen(choices)
         ]
-        return self.head(self.form.whole) | {"choices": written} | self.tail(choices)
+        told = self.head(self.form.whole) | {"choices": written} | self.more(choices[0])
+        return told | self.tail(choices)
 
     def _prompt(self, choice: ChoiceState, echo: bool) -> JsonObject:
         """What is told of a prompt's tokens."""
@@ -277,6 +278,15 @@ class ResponseBuilder:
         rest = b"," + to_json(more)[1:] if more else b"}"
         return self._begun + to_json(pieces) + rest
 
+    def _prompt_ids(self, choice: ChoiceState) -> JsonObject:
+        """Told once, as vLLM does: a chunk costs nothing that grows with the prompt."""
+        return {"prompt_token_ids": list(choice.request.asked)} if choice.tells_ids else {}
+
+    def more(self, choice: ChoiceState) -> JsonObject:
+        """What an answer, or the chunk that opens a choice, has beside its choices: a chat's
+        tokens, where vLLM tells them."""
+        return self._prompt_ids(choice) if isinstance(self.form, ChatFormat) else {}
+
     def opening(self, choice: ChoiceState, echo: bool) -> JsonObject | None:
         """The piece that a stream tells of a choice before anything is decoded, if any."""
         piece: JsonObject = {"index": choice.index, "logprobs": None, "finish_reason": None}
@@ -305,8 +315,8 @@ class ResponseBuilder:
         ids: JsonObject = {}
         if choice.tells_ids:
             ids["token_ids"] = choice.answer.tokens[since:]
-            if not since:  # once, as vLLM does: a chunk costs nothing that grows with the prompt
-                ids["prompt_token_ids"] = list(choice.request.asked)
+            if not since and not isinstance(self.form, ChatFormat):
+                ids |= self._prompt_ids(choice)
         return {
             "index": choice.index,
             **said,

@@ -264,7 +264,7 @@ class Events:
             for choice in choices:
                 opening = writer.opening(choice, self.echo)
                 if opening is not None:
-                    yield event(writer.event([opening]), options)
+                    yield event(writer.event([opening], **writer.more(choice)), options)
             for choice, said in first:
                 for part in _chunks(choice, said, choices, writer, options):
                     yield part

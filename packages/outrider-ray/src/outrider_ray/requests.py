@@ -114,7 +114,7 @@ class StreamState:
         pieces = [piece for piece in chunk["choices"] if self._new(piece)]
         if chunk["choices"] and not pieces:
             return None
-        return chunk | self._name | {"choices": [self._shown(piece) for piece in pieces]}
+        return self._shown(chunk) | self._name | {"choices": [*map(self._shown, pieces)]}
 
     def _new(self, piece: Chunk) -> bool:
         """Whether it tells something; what opens a choice is told once."""
@@ -130,8 +130,9 @@ class StreamState:
         sent["finish_reason"] = piece["finish_reason"]
         return True
 
-    def _shown(self, piece: Chunk) -> Chunk:
+    def _shown(self, told: Chunk) -> Chunk:
+        """A chunk, or a piece of one, without ids that the client has not asked for."""
         if self._told_ids:
-            return piece
+            return told
         own = ("token_ids", "prompt_token_ids")
-        return {name: value for name, value in piece.items() if name not in own}
+        return {name: value for name, value in told.items() if name not in own}
