@@ -16,7 +16,6 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider import arguments, ops
@@ -24,6 +23,7 @@ from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.tree_drafting import Children, DrawKeys, TreeBuilder, TreeLevel, shapes
 from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.models import tensor_file
 from outrider.tree import numbers, parents_of
 from outrider.types import Context, Draft, DraftShape, DrawKind, Laws, Output
 
@@ -232,7 +232,7 @@ def write(table: Table, file: str | Path) -> None:
     arrays: dict[str, torch.Tensor] = {}
     for n, (keys, counts) in enumerate(zip(table.keys, table.counts, strict=True), 1):
         arrays |= {f"keys_{n}": keys.contiguous(), f"counts_{n}": counts.contiguous()}
-    save_file(arrays, str(file), metadata={"vocabulary": str(table.vocab_size)})
+    tensor_file.write(arrays, file, {"vocabulary": str(table.vocab_size)})
 
 
 def opened(table: str | Path | Table | None) -> Table | None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from outrider.models import tensor_file
 from outrider.models.prefill import causal
 from outrider.train.students import Student
 from outrider.types import LanguageModel, Output
@@ -67,9 +68,7 @@ def record(
         if not path.exists():
             parts = [_features(model, text, aux_layers, most) for text in group]
             shard = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            unfinished = path.with_suffix(".part")
-            save_file(shard, unfinished)
-            unfinished.rename(path)
+            tensor_file.write(shard, path)
         show(number + 1, len(groups))
 
 

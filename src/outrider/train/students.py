@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError
-from outrider.models import layer_subset
+from outrider.models import layer_subset, tensor_file
 from outrider.models.config import decoder_of, read
 from outrider.models.heads import formats
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
@@ -163,7 +162,7 @@ class LayerStudent:
             for name, weight in self.module.named_parameters()
             if weight.requires_grad
         }
-        save_file({**weights, "ids": self.ids_K.cpu()}, folder / "draft.safetensors")
+        tensor_file.write({**weights, "ids": self.ids_K.cpu()}, folder / "draft.safetensors")
         about = {"of": of, "layers": list(self._layers)}
         (folder / "draft.json").write_text(json.dumps(about, indent=2) + "\n")
 

@@ -176,7 +176,8 @@ class Trainer:
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.checkpoint.with_suffix(".part")
-        torch.save(state, unfinished)
+        with unfinished.open("wb") as out:  # by its name, a full disk is no OSError
+            torch.save(state, out)
         unfinished.replace(self.checkpoint)
 
     def train(self, said: Said) -> bool:

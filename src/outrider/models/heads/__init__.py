@@ -104,6 +104,6 @@ def _refuse_unknown(folder: Path) -> None:
         f"a head of a form that is not known: model_type={kind!r}, architectures={made}, "
         f"and {found[0]!r}",
         "known are EAGLE-3, P-EAGLE and DFlash (their authors' and speculators' layout), DSpark "
-        "and Domino (speculators), PARD, Gemma 4's assistants, blockwise heads (blockwise_heads), and "
-        "layers in the target's own checkpoint (draft='mtp')",
+        "and Domino (speculators), PARD, Gemma 4's assistants, blockwise heads (blockwise_heads), "
+        "and layers in the target's own checkpoint (draft='mtp')",
     )

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models import unsupported
+from outrider.models import tensor_file, unsupported
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, folder_fields, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
@@ -126,7 +126,7 @@ def save(heads: Blockwise, folder: str | Path, vocab_size: int) -> None:
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
     ids = {} if heads.ids_K is None else {"ids": heads.ids_K}
     tensors = {name: tensor.contiguous() for name, tensor in heads.state_dict().items()}
-    save_file(tensors | ids, folder / "model.safetensors")
+    tensor_file.write(tensors | ids, folder / "model.safetensors")
 
 
 class BlockwiseSource(TargetBoundSource):

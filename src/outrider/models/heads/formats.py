@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError, VocabularyMismatch, pickled
-from outrider.models import unsupported
+from outrider.models import tensor_file, unsupported
 from outrider.models.config import folder_fields
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 from outrider.models.heads.model import DraftHead
@@ -133,7 +133,7 @@ def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
     }
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
     tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
+    tensor_file.write(tensors, folder / "model.safetensors")
 
 
 def _speculators(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eagle3Config, bool]:
