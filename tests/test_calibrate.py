@@ -370,6 +370,15 @@ def test_a_start_without_time_measures_nothing_anew(monkeypatch, home):
     assert not recall(machine.kept(home)).agreed
 
 
+def test_what_a_start_had_no_time_to_measure_is_measured_by_the_next(monkeypatch, home):
+    """And not confirmed by it: nothing was there to compare."""
+    machine = Machine(monkeypatch)
+    with budget.under(budget.Budget(0.0)):
+        assert machine.start() == (1, 0)
+    assert [machine.start() for _ in range(3)] == [(2, 6), (2, 2), (2, 0)]
+    assert recall(machine.kept(home)).agreed
+
+
 def test_what_others_run_is_what_cores_did_less_what_this_process_did(monkeypatch, tmp_path):
     monkeypatch.setattr(calibrate, "_CORES", str(tmp_path / "stat"))
     assert calibrate.others() == 0.0
