@@ -446,6 +446,8 @@ def test_costs_that_were_measured_alike_stay_to_the_last_digit():
     assert COSTS.merged(again).agreed == {1}
     few = Costs({1: {64: Curve.of({1: 6.0, 3: 7.0, 5: 30.0})}})  # its largest is an estimate
     assert COSTS.merged(few).times == few.times
+    plain = COSTS.merged(Costs.of({1: 6.0}))  # of what drafts take it says nothing
+    assert (plain.times, plain.agreed) == (COSTS.times, frozenset())
     fine = Costs({1: {64: Curve.of({1: 6.0, 2: 6.5, 3: 7.0, 5: 8.0})}})
     assert fine.merged(few).times == fine.times
 
