@@ -370,6 +370,15 @@ def test_a_start_without_time_measures_nothing_anew(monkeypatch, home):
     assert not recall(machine.kept(home)).agreed
 
 
+def test_what_a_start_had_no_time_to_measure_is_measured_by_the_next(monkeypatch, home):
+    """And not confirmed by it: nothing was there to compare."""
+    machine = Machine(monkeypatch)
+    with budget.under(budget.Budget(0.0)):
+        assert machine.start() == (1, 0)
+    assert [machine.start() for _ in range(3)] == [(2, 6), (2, 2), (2, 0)]
+    assert recall(machine.kept(home)).agreed
+
+
 def test_what_others_run_is_what_cores_did_less_what_this_process_did(monkeypatch, tmp_path):
     monkeypatch.setattr(calibrate, "_CORES", str(tmp_path / "stat"))
     assert calibrate.others() == 0.0
@@ -437,6 +446,8 @@ def test_costs_that_were_measured_alike_stay_to_the_last_digit():
     assert COSTS.merged(again).agreed == {1}
     few = Costs({1: {64: Curve.of({1: 6.0, 3: 7.0, 5: 30.0})}})  # its largest is an estimate
     assert COSTS.merged(few).times == few.times
+    plain = COSTS.merged(Costs.of({1: 6.0}))  # of what drafts take it says nothing
+    assert (plain.times, plain.agreed) == (COSTS.times, frozenset())
     fine = Costs({1: {64: Curve.of({1: 6.0, 2: 6.5, 3: 7.0, 5: 8.0})}})
     assert fine.merged(few).times == fine.times
 

@@ -160,7 +160,7 @@ class Costs:
         """With other numbers of rows besides, or with rows that were measured anew.
 
         Of these the former costs stay, which seeded texts may depend on, and are agreed on if both
-        say the same; otherwise the new ones count.
+        say the same; otherwise the new ones count. Plain steps alone say nothing of others.
 
         >>> bad, good = (Costs.of({1: 6.0, 5: ms}) for ms in (6.5, 9.0))
         >>> [bad.merged(again).milliseconds(5) for again in (bad, good)]
@@ -168,8 +168,9 @@ class Costs:
         >>> bad.merged(good).agreed, bad.merged(good).merged(good).agreed
         (frozenset(), frozenset({1}))
         """
-        alike = {rows for rows in more.times if rows in self.times and self._says(more, rows)}
-        times = {rows: by for rows, by in more.times.items() if rows not in alike}
+        told = {rows for rows in more.times if _sizes(more, rows) > 1 or _sizes(self, rows) <= 1}
+        alike = {rows for rows in told if rows in self.times and self._says(more, rows)}
+        times = {rows: more.times[rows] for rows in more.times if rows in told - alike}
         reading = {rows: ms for rows, ms in more.reading.items() if rows not in alike}
         return replace(
             self,
@@ -254,3 +255,8 @@ class Costs:
         if not values or min(values) <= 0:
             raise ValueError("a step takes no time in it")
         return cls(times, reading, starts, agreed)
+
+
+def _sizes(costs: Costs, rows: int) -> int:
+    """How many sizes of a step are known of so many rows."""
+    return max((len(curve.at) for curve in costs.times.get(rows, {}).values()), default=0)

@@ -24,7 +24,8 @@ except ImportError:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 #: Before 3.7 a loop in the interpreter cannot end at a tensor with NumPy 2.5.
-INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1" and version("triton") >= "3.7"
+NEW = tuple(map(int, version("triton").split(".")[:2])) >= (3, 7)
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1" and NEW
 interpreted = pytest.mark.skipif(
     not INTERPRETS, reason="no interpreter was chosen before Triton was imported, or an old one"
 )

@@ -19,6 +19,7 @@ from outrider.loading import load
 from outrider.models import (
     SUPPORTED,
     ChainRunner,
+    LlamaRunner,
     TreeDecoder,
     adapt,
     load_checks,
@@ -210,8 +211,11 @@ def test_families_on_a_cuda_device(name, attention):
     """Ragged trees against the model's own forward past the window, then coupled against plain."""
     prompts, how = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]], SamplingParams(0.9, seed=11)
     target = adapt(build(FAMILIES[name](), attention).cuda())
-    # None of a lean decoder, which is compared with transformers in test_cuda_kernels.py
-    assert (load_checks.paths(target, name) or 0.0) < 1e-4
+    differs = load_checks.paths(target, name)
+    if differs is None:  # a lean decoder, compared with transformers in test_cuda_kernels.py
+        assert isinstance(target.runner, LlamaRunner)
+    else:
+        assert differs < 1e-4
 
     def text(drafter):
         out = [[], []]

@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-#: Bytes of a thread. The ptxas of Triton 3.6 spills two registers of one kernel, later ones none.
-SPILLED = 0 if version("triton") >= "3.7" else 8
+OLD = tuple(map(int, version("triton").split(".")[:2])) < (3, 7)
+#: Bytes of a thread: the ptxas of Triton 3.6 spills two registers of one kernel, later ones none.
+SPILLED = {"traversal_draw": 8} if OLD else {}
 BARE = {"TARGET_FLOOR": False, "DRAFT_FLOOR": False}
 CHAIN = {"HAS_DRAFT": True, "INJECTED": False, **BARE}
 ONE = {"NTRY": 16, "NROUND": 4, **CHAIN}
@@ -115,7 +116,8 @@ def _check(cases):
     assert run.returncode == 0, run.stderr[-2000:]
     for case, used in zip(cases, json.loads(run.stdout.splitlines()[-1]), strict=True):
         assert used["LOCAL"] == 0, (case, used)
-        assert used["STACK"] <= SPILLED, (case, used)  # where ptxas puts spilled registers
+        # where ptxas puts spilled registers
+        assert used["STACK"] <= SPILLED.get(case[0], 0), (case, used)
         assert used["REG"] <= 168, (case, used)
         assert not used["fixed"], (case, used)  # a bound of 1 would make the loop a dead one
         if case[0] in ("row_stats", "chain_decide", "chain_one"):

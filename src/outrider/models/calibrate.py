@@ -194,12 +194,12 @@ def cpu_name() -> str:
 
 
 def recall(identity: str) -> Calibration | None:
-    """An earlier result, or None if there is none or it cannot be read."""
+    """An earlier result; None: there is none, it cannot be read, or nothing was measured for it."""
     try:
         raw = json.loads(_file("calibration", identity).read_text())
         more = int(raw.get("starts", 1)) + 1, bool(raw.get("agreed", False))
         found = Calibration(Setting(**raw["setting"]), list(raw["candidates"]), True, *more)
-        return found if found.scores() or not found.candidates else None
+        return found if found.scores() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

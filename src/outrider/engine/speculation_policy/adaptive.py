@@ -163,9 +163,8 @@ class Adaptive:
         if view.ignores_drafts and state.rests and state.rests == _who(state):
             return state.drafts[0] if _due(state, state.loses) else PLAIN
         levels: Sequence[float] = (LEVEL, LEVEL)
-        if (
-            view.ignores_drafts
-        ):  # what a row shows is its own already: alone it is not told it once more
+        if view.ignores_drafts:
+            # what a row shows is its own already: alone it is not told it once more
             levels = (state.pool if len(rows) > 1 else state.before).level.chances
         memories, gains = [], []
         for row in rows:
@@ -199,9 +198,8 @@ class Adaptive:
             if memory is None:
                 continue
             depth = step.depth
-            if (
-                not view.ignores_drafts
-            ):  # its own part alone: what it took for others is not its to know
+            if not view.ignores_drafts:
+                # its own part alone: what it took for others is not its to know
                 own = state.own(memory, block.drafted, step.milliseconds is None)
                 depth = own.max_depth
                 full = prices.step(1, view.max_num_seqs, 0)
