@@ -159,7 +159,7 @@ def main():
         print(f"{kind:24} {said}", flush=True)
     record = {kind: record[kind] for kind in sorted(record)}
     about = {"transformers": transformers.__version__, "types": record}
-    RECORD.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(about, separators=(",", ":")) + "\n", encoding="utf-8")
     subprocess.run([sys.executable, str(PAGE)], check=True)
     strange = [
         kind

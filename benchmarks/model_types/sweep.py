@@ -85,7 +85,7 @@ def main(arguments=None):
         record["types"] = read_record(asked.record)[0]
     record["types"] |= swept(asked.types or every)
     record["types"] = {kind: record["types"][kind] for kind in sorted(record["types"])}
-    asked.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    asked.record.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
     if asked.record == RECORD:
         subprocess.run([sys.executable, str(PAGE)], check=True)
     open_ones = [
