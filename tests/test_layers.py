@@ -151,7 +151,7 @@ def test_the_core_imports_no_other_distribution():
 
 
 #: Of the command line: what the commands of any distribution print with, and read options by.
-SHARED_BY_COMMANDS = {"console", "gathered", "options"}
+SHARED_BY_COMMANDS = {"console", "gathered", "options", "typed_values"}
 
 
 def test_the_lab_stands_on_the_core_and_not_on_its_doors():

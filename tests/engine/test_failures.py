@@ -105,11 +105,11 @@ def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
     for number in numbers:
         run.submit(REQUESTS[number])
 
-    def full(cache, rows):
+    def full(cache, rows, *filled):
         if len(failures) < 2:
             failures.append(list(rows))
             raise MemoryError("no room")
-        return take(cache, rows)
+        return take(cache, rows, *filled)
 
     monkeypatch.setattr(SlotCache, "take", full)
     texts = [[] for _ in numbers]

@@ -113,7 +113,7 @@ def test_rows_of_one_batch_are_each_its_merged_models(served, temperature):
 
 
 DRAFTERS = {
-    "root": {},
+    "none": {},
     "suffix": {},
     "draft_model": {"draft": llama(seed=0), "branching": (2, 1, 1)},
     "layer_skip": {"drafter_options": {"skip": (1,)}, "num_speculative_tokens": 3},

@@ -3,6 +3,7 @@
 Its progress bars are on stderr, gone when done, absent without a terminal.
 """
 
+import atexit
 import io
 import os
 import re
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -282,6 +284,19 @@ def read_bytes(what: str) -> bytes:
     if sys.stdin.isatty():
         err.print(f"reading the {what} from the keyboard; Ctrl-D ends it", style="dim")
     return sys.stdin.buffer.read()
+
+
+def named_input(files: list[str], what: str) -> tuple[list[str], Callable[[str], str]]:
+    """Standard input as a file, for what looks here and there in it; and how a
+    message names it."""
+    if INPUT not in files:
+        return files, str
+    folder = TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    path = Path(folder.name, "standard-input")
+    path.write_bytes(read_bytes(what))
+    kept = [str(path) if name == INPUT else name for name in files]
+    return kept, lambda text: text.replace(str(path), "standard input")
 
 
 def read_file(path: Path, what: str) -> str:

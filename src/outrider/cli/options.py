@@ -1,15 +1,15 @@
 """Options that several commands share, and the speculator that they ask for."""
 
-import ast
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from outrider import arguments, drafters, verifiers
+from outrider.cli import typed_values
 from outrider.cli.console import LOADING, err, working
 from outrider.cli.gathered import Command, Target as Target, Threads as Threads, gathered
 from outrider.errors import ConfigurationError, first_line
@@ -19,8 +19,6 @@ from outrider.models.cpu_kernels import build
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
     from outrider.text.speculator import Speculator
-
-Number = TypeVar("Number", int, float)
 
 Draft = Annotated[
     str | None,
@@ -344,10 +342,13 @@ def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
     Raises ConfigurationError for a folder without a tokenizer before its weights are read.
     """
     from outrider.loading import load
+    from outrider.models.config import folder_fields
     from outrider.models.pretrained import tokenizer_files
 
-    folder = None if config.target is None else Path(str(config.target))
-    if folder is not None and (folder / "config.json").is_file() and not tokenizer_files(folder):
+    folder = Path(str(config.target or ""))
+    fields = folder_fields(folder) if config.target is not None else {}
+    # what names code of its own is refused for that, or brings its tokenizer with it
+    if fields and "auto_map" not in fields and not tokenizer_files(folder):
         raise ConfigurationError(
             f"no tokenizer was found with the model; got {folder}; put its tokenizer.json, or what "
             "its family has in place of one, beside its weights"
@@ -401,60 +402,15 @@ def _default(field: str) -> object:
 _AsTyped = make_dataclass("_AsTyped", [(name, TYPED[name], _default(name)) for name in TYPED])
 
 
-def parse_branching(given: str | None) -> tuple[int, ...] | None:
-    """ "3,2,1" to (3, 2, 1)."""
-    counts = numbers("--branching", given, int, "3,2,1")
-    if counts is not None and min(counts) < 1:
-        arguments.refuse("--branching", "positive numbers separated by commas", given, "try 3,2,1")
-    return counts
-
-
-def numbers(
-    option: str, given: str | None, kind: Callable[[str], Number], example: str
-) -> tuple[Number, ...] | None:
-    """ "0.6,0.15" to (0.6, 0.15)."""
-    if given is None:
-        return None
-    try:
-        return tuple(kind(part) for part in given.split(","))
-    except ValueError:
-        arguments.refuse(option, "numbers separated by commas", given, f"try {example}")
-
-
-def _by_name(option: str, given: list[str] | None, example: str) -> dict[str, object] | None:
-    """["lenience=0.3"] to {"lenience": 0.3}; what is no Python literal stays text."""
-    values: dict[str, object] = {}
-    for text in given or ():
-        name, sign, value = text.partition("=")
-        if not (sign and name.strip()) or name.strip() in values:
-            arguments.refuse(option, "name=value, each name once", text, f"try {option} {example}")
-        try:
-            values[name.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            values[name.strip()] = value
-    return values or None
-
-
-def folders(option: str, given: list[str] | None) -> dict[str, str] | None:
-    """["sql=adapters/sql"] to {"sql": "adapters/sql"}."""
-    found: dict[str, str] = {}
-    for text in given or ():
-        name, _, folder = text.partition("=")
-        if not (name and folder) or name in found:
-            arguments.refuse(
-                option, "name=folder, each name once", text, f"try {option} sql=adapters/sql"
-            )
-        found[name] = folder
-    return found or None
-
-
 #: Fields whose options are typed as text.
 _READ: dict[str, Callable[[Any], object]] = {
-    "branching": parse_branching,
-    "tree_acceptance": lambda given: numbers("--tree-acceptance", given, float, "0.6,0.15,0.05"),
-    "ngram": lambda given: numbers("--ngram", given, int, "1,4"),
-    "draft_layers": lambda given: numbers("--draft-layers", given, int, "0,5"),
-    "drafter_options": lambda given: _by_name("--drafter-option", given, "count=3"),
-    "rule_options": lambda given: _by_name("--rule-option", given, "lenience=0.3"),
-    "lora_modules": lambda given: folders("--lora-modules", given),
+    "branching": typed_values.branching,
+    "tree_acceptance": lambda given: typed_values.numbers(
+        "--tree-acceptance", given, float, "0.6,0.15,0.05"
+    ),
+    "ngram": lambda given: typed_values.numbers("--ngram", given, int, "1,4"),
+    "draft_layers": lambda given: typed_values.numbers("--draft-layers", given, int, "0,5"),
+    "drafter_options": lambda given: typed_values.by_name("--drafter-option", given, "count=3"),
+    "rule_options": lambda given: typed_values.by_name("--rule-option", given, "lenience=0.3"),
+    "lora_modules": lambda given: typed_values.folders("--lora-modules", given),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider import lazy
-from outrider.cli import options
+from outrider.cli import options, typed_values
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, bar, err, out, working
 from outrider.train.task import Plan, Task
 
@@ -83,7 +83,7 @@ def command(
         tuple(data or ()),
         tuple(prompts or ()),
         kind,
-        options.numbers("--layers", layers, int, "0,29") or (),
+        typed_values.numbers("--layers", layers, int, "0,29") or (),
         vocabulary,
         inner,
         max_new_tokens,

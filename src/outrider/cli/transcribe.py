@@ -1,15 +1,13 @@
 """`outrider transcribe`: recordings to text, captions or JSON, several as one ragged batch."""
 
-import atexit
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli import options
+from outrider.cli import options, typed_values
 from outrider.cli.console import (
     EXIT_INTERRUPTED,
     EXIT_SOME,
@@ -20,8 +18,8 @@ from outrider.cli.console import (
     err,
     figures,
     named_file,
+    named_input,
     put,
-    read_bytes,
     working,
 )
 from outrider.cli.generate import describe, how_made
@@ -194,7 +192,7 @@ def transcribe(
         )
     failed: dict[str, OutriderError] = {}
     model = _named(model)
-    files, said = _named_input(files)
+    files, said = named_input(files, "recording")
     if heard := _readable(files, failed):
         _made(output)
         check(seen(model, trust_remote_code=trust_remote_code), language, task)
@@ -202,7 +200,7 @@ def transcribe(
             speculator = load(
                 model,
                 draft,
-                draft_layers=options.numbers("--draft-layers", draft_layers, int, "0,5"),
+                draft_layers=typed_values.numbers("--draft-layers", draft_layers, int, "0,5"),
                 drafter=name,
                 num_speculative_tokens=num_speculative_tokens,
                 planner=planner,
@@ -266,19 +264,6 @@ def _check(
             f"two recordings would be written as {twice!r} in {output}; got {list(files)}; "
             "transcribe them one after another"
         )
-
-
-def _named_input(files: list[str]) -> tuple[list[str], Callable[[str], str]]:
-    """Standard input as a file, as what reads recordings looks here and there in them; and how a
-    message names it."""
-    if INPUT not in files:
-        return files, str
-    folder = TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    path = Path(folder.name, "standard-input")
-    path.write_bytes(read_bytes("recording"))
-    kept = [str(path) if name == INPUT else name for name in files]
-    return kept, lambda text: text.replace(str(path), "standard input")
 
 
 def _made(output: Path | None) -> None:

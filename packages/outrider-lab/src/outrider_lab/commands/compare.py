@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli import options
+from outrider.cli import options, typed_values
 from outrider.cli.console import counter, figures, out, put
-from outrider.cli.options import parse_branching
 
 if TYPE_CHECKING:
     from outrider_lab.certify.report import Row
@@ -81,7 +80,7 @@ def compare(
     """
     from outrider_lab.bench.compare import ComparePlan, Comparison
 
-    trees = tuple(parse_branching(text) or () for text in branching or ())
+    trees = tuple(typed_values.branching(text) or () for text in branching or ())
     plan = ComparePlan(
         target,
         draft,

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from outrider import arguments
-from outrider.cli import options
+from outrider.cli import options, typed_values
 from outrider.cli.console import bar, out
 from outrider.costs import Sizes
 from outrider.errors import ConfigurationError
@@ -331,7 +331,7 @@ def _needed(option: str, given: str | None, example: str) -> float:
 
 
 def _counts(option: str, given: str) -> tuple[int, ...]:
-    counts = options.numbers(option, given, int, "1,2,4") or ()
+    counts = typed_values.numbers(option, given, int, "1,2,4") or ()
     if not counts or min(counts) < 1:
         arguments.refuse(option, "positive numbers separated by commas", given, "try 1,2,4")
     return tuple(sorted(set(counts)))
