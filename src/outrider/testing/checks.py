@@ -164,7 +164,7 @@ def shapes_are_declared(case: Case) -> None:
             shape.max_depth < shape.max_nodes,
             f"the pending token counts as a node, so depth is less than nodes; got {shape}",
         )
-    expect(drafter.kinds <= frozenset(DrawKind), f"kinds must be of Kind; got {drafter.kinds}")
+    expect(drafter.kinds <= frozenset(DrawKind), f"kinds must be of DrawKind; got {drafter.kinds}")
 
 
 @check()

@@ -1,8 +1,9 @@
 """Tokens per target call, time and memory, from an acceptance probability.
 
-alpha is the acceptance of one drafted token, taken as independent and equal at every position;
-real ones are positively correlated, so `expected_tokens` is a slight underestimate. gamma is the
-number of drafted tokens, c the time of one draft step over the time of one target step.
+alpha is the acceptance of one drafted token, taken as independent and equal at every position.
+Real ones are positively correlated, which alone would make `expected_tokens` too low; that calls
+gather where little is accepted makes it too high (docs/theory.md). gamma is the number of drafted
+tokens, c the time of one draft step over the time of one target step.
 
 >>> round(expected_tokens(0.8, 5), 2), round(speedup(0.8, 5, 0.0), 2), best_length(0.8, 0.05)
 (3.69, 3.69, 8)
