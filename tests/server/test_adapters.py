@@ -10,7 +10,8 @@ from served import NAME, PROMPT, far, serving, write
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider.cli.options import config_of, folders
+from outrider.cli.options import config_of
+from outrider.cli.typed_values import folders
 from outrider.errors import ConfigurationError
 from outrider.shipped import shipped as packaged
 
