@@ -3,7 +3,6 @@
 from typing import Any
 
 import transformers
-from seq2seq_sizes import GEMMA
 from transformers import PreTrainedModel
 
 from outrider.testing import (
@@ -15,7 +14,20 @@ from outrider.testing import (
 from outrider.testing.sourced import BART
 
 _WHISPER = {name: value for name, value in BART.items() if name != "max_position_embeddings"}
-_GEMMA: dict[str, Any] = {**GEMMA, "max_position_embeddings": 256, "sliding_window": 16}
+_GEMMA: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "sliding_window": 16,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
 _BERT: dict[str, Any] = {
     "model_type": "bert",
     "vocab_size": VOCAB,
