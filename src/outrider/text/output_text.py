@@ -219,7 +219,10 @@ def _complete(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def _is_utf8(data: bytes) -> bool | None:
     """Whether these bytes are whole characters; None: others may make them so, ahead or behind."""
-    decoder, begun = codecs.getincrementaldecoder("utf-8")(), data[:_HEAD].lstrip(b"".join(_GOES_ON))
+    decoder, begun = (
+        codecs.getincrementaldecoder("utf-8")(),
+        data[:_HEAD].lstrip(b"".join(_GOES_ON)),
+    )
     try:
         decoder.decode(begun + data[_HEAD:])
     except UnicodeDecodeError:
