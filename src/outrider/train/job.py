@@ -165,7 +165,7 @@ def run(
         first = sums[0]
         entropy, agreed = (float(each) / max(first.places, 1) for each in first[:3:2])
         text = f"step {progress.step}: loss {entropy:.2f}, agreement {agreed:.2f}"
-        show(text, int(1000 * task.plan.spent(progress)), 1000)
+        show(text, *task.plan.progress(progress))
 
     if not trainer.train(report):
         return None

@@ -49,6 +49,11 @@ class Plan:
             return progress.step / self.steps
         return progress.seconds / (self.minutes * 60)
 
+    def progress(self, progress: "Progress") -> tuple[int, int]:
+        """Steps, or seconds, that are done, and of how many."""
+        total = self.steps or max(round(self.minutes * 60), 1)
+        return int(min(self.spent(progress), 1.0) * total), total
+
     def reached(self, progress: "Progress") -> str:
         """The same in words.
 
