@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.console import EXIT_SOME, LINE_SECONDS, bar, err
+from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LINE_SECONDS, bar, err
 from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
@@ -89,7 +89,12 @@ def batch(
 
 def _write(rows: "Generator[Row]", file: "BatchResults", total: int) -> None:
     """Add the rows as they come."""
-    with bar("answers", LINE_SECONDS) as show, closing(rows):  # the engine ends before we do
-        for row in rows:
-            if file.write(row):
-                show("answers", len(file.names), total)
+    try:
+        with bar("answers", LINE_SECONDS) as show, closing(rows):  # the engine ends before we do
+            for row in rows:
+                if file.write(row):
+                    show("answers", len(file.names), total)
+    except KeyboardInterrupt:
+        there = f"{len(file.names)} of {total} requests have their rows in {file.path}"
+        err.print(f"interrupted; {there}; the same command goes on", style="yellow", markup=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
