@@ -43,7 +43,8 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     """The tokens of a step and why rows end."""
     if ends.length_B.shape[0] > _FEW_ROWS:
         return walking.commit_tokens(draft, scores, verdict, ends)
-    rows = list(map(_CommittedRow, *map(torch.Tensor.tolist, ends)))
+    columns = list(map(torch.Tensor.tolist, ends))
+    rows = list(map(_CommittedRow, *columns))
     peaks = top_tokens.cached_top_tokens(scores.laws) if scores.dead_BN is None else None
     largest: tuple[Array, Array] | None = None
     if peaks is None or not peaks.sound or draft.laws is not None:  # seldom
@@ -55,7 +56,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
             largest = tops, guesses
     block, none = _lists(draft, verdict, rows, largest), host_tables.nothing(len(rows))
     reason_B, drafted_B, overlaps_B, overlap_B = ends.reason_B, *[none.whole_B] * 2, none.float_B
-    if block.reason != [row.reason for row in rows]:
+    if block.reason != columns[-1]:
         reason_B = host_tables.numbers(block.reason)
     if any(block.drafted):
         drafted_B = host_tables.numbers(block.drafted)
@@ -84,7 +85,7 @@ def _lists(
     if draft.tree.max_depth:
         counts, drafted = verdict.count_B.tolist(), draft.tokens_BN.tolist()
         paths = verdict.path_BD.tolist()
-        offered = [int(np.count_nonzero(each)) for each in draft.draws_BNK.numpy() >= 0]
+        offered = list(map(int, map(np.count_nonzero, draft.draws_BNK.numpy() >= 0)))
     offered = offered * (len(rows) // len(offered))  # a table may be shared
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = StepLists([], [], [], counts, [], [], [])

@@ -13,7 +13,8 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial as bound
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -109,12 +110,8 @@ def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[l
     return [found[at : at + rows] for at in range(0, batch * rows, rows)]
 
 
-@cache
-def _tables(
-    size: int,
-) -> tuple[type[ctypes.Array[ctypes.c_int64]], type[ctypes.Array[ctypes.c_float]]]:
-    """Types of tables of so many numbers: ctypes forgets a type that nobody holds."""
-    return _WHOLE * size, ctypes.c_float * size
+#: Types of tables of so many numbers: ctypes forgets a type that nobody holds.
+_wholes, _floats = cache(bound(mul, _WHOLE)), cache(bound(mul, ctypes.c_float))
 
 
 def _in_one_pass(
@@ -129,15 +126,18 @@ def _in_one_pass(
     except RuntimeError:
         return None
     size = logits.shape[:-1].numel() * count
-    whole, (tokens, values) = logits.contiguous(), _tables(size)
-    found, best = tokens(), values()
+    whole, found, best = logits.contiguous(), _wholes(size)(), _floats(size)()
     least = None if floors is None else np.ascontiguousarray(floors, dtype=np.float32)
     run(
         size // count, logits.shape[-1], count, gap, whole.data_ptr(),
         None if least is None else least.ctypes.data, found, best,
     )  # fmt: skip
-    rows = range(0, size, count)
-    return [found[at : at + count] for at in rows], [best[at : at + count] for at in rows]
+    tokens: list[list[int]] = []
+    values: list[list[float]] = []
+    for at in range(0, size, count):
+        tokens.append(found[at : at + count])
+        values.append(best[at : at + count])
+    return tokens, values
 
 
 _FIRST, _NEXT, _LAST = 1e-2, 3e-2, 1e-12
