@@ -187,7 +187,8 @@ def generate(
     if speculator.opening is None:
         asked["rules"] = rules
     if chat:
-        refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
+        leave = f"leave {'--image and --audio' if media else '--chat'} out"
+        refuse_untemplated(speculator, options.target_name(setup), leave)
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
     made = how_made(speculator, greedy=how.temperature == 0)
     stopped = False
