@@ -190,8 +190,7 @@ def generate(
         leave = f"leave {'--image and --audio' if media else '--chat'} out"
         refuse_untemplated(speculator, options.target_name(setup), leave)
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
-    made = how_made(speculator, greedy=how.temperature == 0)
-    stopped = False
+    made, stopped = how_made(speculator, greedy=how.temperature == 0), False
     with speculator.engine.estimated(how):
         if verbose:
             describe(speculator, made, beams)
