@@ -82,7 +82,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def _write(self, buffer: Tensor, entries: Tensor) -> Tensor:
         """Entries [B, H, Q, E] to their slots of a buffer; what is in sight of it [B, H, W, E]."""
         owner, rows = self.owner, self.owner.rows
-        assert owner.line is not None, "`begin` says where entries go"
         if rows == 1:
             if owner.max_rows > 1:
                 buffer = buffer[:1]
@@ -133,7 +132,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     """
 
     #: What follows from the buffers, or is said ahead of every call.
-    derived = frozenset({"layers", "width", "seen", "line", "planes", "_slots", "_flat"})
+    derived = frozenset({"layers", "width", "seen", "planes", "_slots", "_flat"})
 
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
         self.rows, self.max_rows, self.capacity = rows, rows, capacity
@@ -150,7 +149,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         #: keys 2 i, values 2 i + 1, an indexer's keys -1 - i -> stack, plane
         self._places: dict[int, tuple[int, int]] = {}
         self._slots: Tensor | None = None
-        self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
         #: The first layer's keys, and where all layers' keys and values lie: of a compiled call's
         #: keeping, and None whenever they lie elsewhere.
@@ -189,7 +187,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         if self.size < min(width, self.capacity):
             self._fit(self.max_rows, min(width, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
-        self.line = slots_BQ[0]  # slots [Q] of the only row, if there is one
         self._flat.clear()
 
     def place(self, positions_BQ: Tensor) -> Tensor:
@@ -207,6 +204,15 @@ class SlotCache(Cache):  # type: ignore[misc]
         assert self._slots is not None
         table = self._positions(self._slots.device)[: self.rows]
         return table.gather(1, self._slots), table[:, : self.width]
+
+    @property
+    def line(self) -> Tensor:
+        """Slots [Q] of the only row, which the next forward writes to."""
+        found = self._flat.get(0)
+        if found is None:
+            assert self._slots is not None, "`begin` says where entries go"
+            found = self._flat[0] = self._slots[0]
+        return found
 
     def flat(self, heads: int) -> Tensor:
         """Row numbers of the slots in a buffer viewed as [max_rows * H * S, E]."""
