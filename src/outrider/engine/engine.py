@@ -97,7 +97,7 @@ def zero_reason(target: LanguageModel, draft: LanguageModel, ids: Sequence[int])
         return "it is a head: made for another target, or its weights were not read"
     if draft.reads != "text" or target.reads != "text":
         return "no reason was found; was it trained for this target?"
-    tokens_1Q = torch.tensor([list(ids[-TEXT:])])
+    tokens_1Q = torch.tensor([list(ids[-TEXT:])], device="cpu")
     said, wanted = (_laws(model, tokens_1Q) for model in (draft, target))
     if not bool(torch.isfinite(said.logsumexp(-1)).all()):
         return "its scores are no numbers; try dtype='float32'"

@@ -122,6 +122,7 @@ class MultiModalRunner(TransformersRunner):
         with self._counting() as delta:
             try:
                 with (
+                    torch.device("cpu"),  # what the model makes, whatever the caller's default
                     evaluating(self.whole, self._parts),
                     nullcontext() if known is None else known.standing_in(self.whole),
                     self._listening(-1 in aux_layers) as heard,

@@ -98,7 +98,7 @@ class KernelCall:
             )
         batch, queries, wide = nodes.visible_BQW.shape
         self.factors = of.cos.new_empty(2, batch, queries, of.cos.shape[1])
-        self.counts = torch.empty(2, batch, queries, dtype=torch.int32)
+        self.counts = of.cos.new_empty(2, batch, queries, dtype=torch.int32)
         shape = of.shape
         self.sizes = _AttentionSizes(
             batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads,
@@ -175,7 +175,7 @@ class KernelCall:
             pointers = [
                 [table.data_ptr() for table in tables] for tables in zip(*each, strict=True)
             ]
-            cache.planes = first, torch.tensor(pointers)
+            cache.planes = first, torch.tensor(pointers, device="cpu")
         keys, addresses = cache.planes
         rows, heads, _, size = keys.shape
         if self.sizes.B > rows or (heads, size) != (self.sizes.K, self.sizes.E):

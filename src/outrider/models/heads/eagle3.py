@@ -127,7 +127,7 @@ class Eagle3(DraftHead):
         self.aux_layers, self.depth = config.aux_layers, len(self.layers)
         self.norm = kind.norm(wide, eps=eps)
         if ids_K is None and config.draft_vocab_size < inner.vocab_size:
-            ids_K = torch.arange(config.draft_vocab_size)
+            ids_K = torch.arange(config.draft_vocab_size, device="cpu")
         self.speak(config.draft_vocab_size, ids_K)
         self._packed: Product | None = None
         self.turned_by(kind.rotary(inner))
