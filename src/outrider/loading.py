@@ -19,6 +19,7 @@ from outrider.models import (
     budget,
     calibrate,
     load_checks,
+    memory,
     reads_more,
     seq2seq,
     weight_only,
@@ -92,6 +93,7 @@ def load(
         notes = _notes(resolved, setting, models, tree_check, calibration)
         engine = calibrate_steps(resolved, setting, models, drafter)
     collect_as_usual()  # what is needed has been imported
+    memory.trim()
     return _speculator(resolved, setting, engine, notes)
 
 

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import outrider
 from outrider.models import memory
 from outrider.models.cache import FIRST, SlotCache
+from outrider.models.cpu_kernels.packed_linear import PackedWeight, unsupported_reason
 
 
 @pytest.mark.parametrize("count", [1, 64, 100, 5 << 20, 17 << 20, (32 << 20) + 1])
@@ -93,3 +98,88 @@ def test_what_is_left_of_a_mapping_made_in_inference_mode_is_written_outside_it(
     first.fill_(1)
     memory.empty(100).fill_(2)
     assert first.unique().tolist() == [1]
+
+
+def resident(path):
+    """Bytes of a file's mappings that are in memory as this process's."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux alone tells it")
+_MANY = 8 << 20  #: bytes
+
+
+@linux
+def test_pages_of_a_file_are_given_back_and_read_anew(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"first": torch.full((_MANY,), 3, dtype=torch.uint8), "second": torch.ones(4)}, path)
+    read = load_file(path)
+    assert read["first"].unique().tolist() == [3]
+    assert resident(path) >= _MANY
+    memory.give_back(read["first"], [])
+    assert resident(path) >= _MANY
+    memory.give_back(read["first"], memory.mappings())
+    assert resident(path) < _MANY // 8
+    assert read["first"].unique().tolist() == [3]
+    assert read["second"].tolist() == [1] * 4
+
+
+@linux
+@pytest.mark.parametrize("make", [torch.ones, lambda count: memory.mapped(4 * count).fill_(1)])
+def test_memory_that_is_no_files_is_left_alone(make):
+    kept = make(_MANY // 4)
+    memory.give_back(kept, memory.mappings())
+    assert bool(kept.all())
+
+
+def test_zeros_on_a_device_or_of_nothing():
+    assert memory.zeros(torch.empty(1, device="meta"), (2, 3)).is_meta
+    assert memory.zeros(torch.ones(1, dtype=torch.bfloat16), (2, 0)).shape == (2, 0)
+    assert memory.zeros(torch.ones(1, dtype=torch.bfloat16), (2, 3)).dtype == torch.bfloat16
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that one operation made anew."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in given:
+            self.most = max(self.most, made.nbytes)
+        return made
+
+
+@pytest.mark.skipif(bool(unsupported_reason("q8_0", 1, 32, "cpu")), reason="nothing is compiled")
+@pytest.mark.parametrize("form", ["f32", "bf16", "f16", "q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_weight_is_packed_a_part_at_a_time(form, turned):
+    """Of whatever type, and in the bits of all at once."""
+    weight = torch.randn(96, 40_000).T if turned else torch.randn(40_000, 96)
+    with Largest() as seen:
+        packed = PackedWeight.from_dense(weight, form)
+    assert seen.most <= 1 << 20 < weight.nbytes // 8
+    few = torch.tensor([0, 2687, 2688, 39_935, 39_936, 39_999])  # ends of parts, and of groups
+    assert torch.equal(packed.rows(few), PackedWeight.from_dense(weight[few], form).dequantize())
+
+
+@linux
+@pytest.mark.skipif(bool(unsupported_reason("q8_0", 1, 32, "cpu")), reason="nothing is compiled")
+def test_a_model_that_was_passed_keeps_what_was_written_to_it(tmp_path):
+    """Its tensors may be a file's, too: pages of those would come back as the file has them."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 512}
+    LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes)).save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    table = model.get_input_embeddings().weight
+    with torch.no_grad():
+        table.mul_(2)
+    before = table.clone()
+    outrider.load(model, dtype="int8", threads=1)
+    assert torch.equal(table, before)

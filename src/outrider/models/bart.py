@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
+from outrider.models import memory
 from outrider.models.attention import BatchInvariantAttention, steady, unscaled
 from outrider.models.bart_encoder import (
     FAMILIES,
@@ -40,8 +41,6 @@ from outrider.types import Encoded, Inputs, Nodes, Output
 
 if TYPE_CHECKING:
     from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoder
-
-from torch.nn import functional as F
 
 from outrider.models import batch_invariance
 from outrider.models.batch_invariance import PaddingPolicy
@@ -132,11 +131,7 @@ class Cross:
 
     def put(self, into: Sequence[int], other: "Cross") -> "Cross":
         rows, most = max(self.rows, 1 + max(into, default=-1)), max(self.most, other.most)
-        have = self.table.shape[1]
-        if rows > have:
-            more = max(rows, 2 * have) - have
-            self.table = F.pad(self.table, (*(0, 0) * (self.table.dim() - 2), 0, more))
-        self.table = self._room(other.table)
+        self._fit(rows, other.table.shape[3])
         slots = self.slots + [0] * (rows - self.rows)
         used = slice(0, other.table.shape[3])
         for row, at in enumerate(into):
@@ -144,11 +139,16 @@ class Cross:
             slots[at] = other.slots[row]
         return Cross(self.table, slots, most, self.kept)
 
-    def _room(self, other: Tensor) -> Tensor:
-        """The table with as much room in a row as another one has: states lie in their order."""
-        more = other.shape[3] - self.table.shape[3]
-        behind = (0, 0) * (self.table.dim() - 4)
-        return F.pad(self.table, (*behind, 0, more)) if more > 0 else self.table
+    def _fit(self, rows: int, room: int) -> None:
+        """A table for more rows, or with more room in a row (states lie in their order), if there
+        is too little: rows that nobody has yet take no memory."""
+        planes, have, heads, size, *entry = self.table.shape
+        more = have if rows <= have else max(rows, 2 * have)
+        if (more, max(size, room)) == (have, size):
+            return
+        table = memory.zeros(self.table, (planes, more, heads, max(size, room), *entry))
+        table[:, : self.rows, :, :size] = self.table[:, : self.rows]
+        self.table = table
 
     def narrow(self, rows: int) -> "Cross":
         """The first rows; those behind them are free for `put`."""
@@ -250,12 +250,16 @@ class BartReader:
         states = encoded.states_BTE.to(self._dtype)
         rows, length, _ = states.shape
         shape = rows, length, 2, self._heads, self._width // self._heads
-        planes: list[Tensor] = []
-        for layer in self._layers:
+        table: Tensor | None = None
+        for number, layer in enumerate(self._layers):
             keys, values = layer.keys_values(states).view(shape).permute(2, 0, 3, 1, 4)
-            planes += self._kept.planes(keys, values)
+            for at, plane in enumerate(self._kept.planes(keys, values)):
+                if table is None:
+                    table = plane.new_empty(2 * len(self._layers), *plane.shape)
+                table[2 * number + at] = plane
+        assert table is not None, "a decoder has layers"
         slots: list[int] = encoded.mask_BT.sum(1).tolist()
-        return Cross(torch.stack(planes), slots, length, self._kept)
+        return Cross(table, slots, length, self._kept)
 
     def probe(self, rows: int) -> Inputs:
         """Small sources, and states that are made up: a check needs no encoder's work."""

@@ -7,7 +7,6 @@ entries of the rows it names and of no others. The transformers cache interface 
 of its models can write here; nothing else of transformers is used.
 """
 
-import math
 import weakref
 from collections.abc import Sequence
 from itertools import repeat
@@ -448,18 +447,11 @@ class SlotCache(Cache):  # type: ignore[misc]
 
 
 def _zeros(like: Tensor, planes: int, rows: int, heads: int, slots: int, entry: int) -> Tensor:
-    """Zeros [planes, rows, heads, slots, entry]; slots that are never written take neither time nor
-    memory on a CPU.
+    """Zeros [planes, rows, heads, slots, entry], whose pages are there when they are first touched.
 
-    The system hands out pages that are zero already, one when it is first touched; `torch.zeros`
-    writes them all, which takes longer than reading a short prompt. A single row that has outgrown
-    its first slots is in pages of 2 MiB where there are any: reading all of it, as every step does,
-    waits less for addresses then, and half of it is full. Beside a long row short ones would be
-    given whole pages, too, so that several rows are in small ones.
+    A single row that has outgrown its first slots is in pages of 2 MiB where there are any: reading
+    all of it, as every step does, waits less for addresses then, and half of it is full. Beside a
+    long row short ones would be given whole pages, too, so that several rows are in small ones.
     """
-    shape = planes, rows, heads, slots, entry
-    if like.device.type != "cpu" or not math.prod(shape):
-        return like.new_zeros(shape)
-    size = math.prod(shape) * like.element_size()
-    pages = memory.mapped(size, large_pages=rows == 1 and slots > FIRST)
-    return pages[:size].view(like.dtype).view(shape)
+    large = rows == 1 and slots > FIRST
+    return memory.zeros(like, (planes, rows, heads, slots, entry), large_pages=large)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import pretrained
+from outrider.models import memory, pretrained
 from outrider.models.config import decoder_of
 from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedWeight
@@ -44,6 +44,7 @@ def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockW
     names, reorder = _mapping(file, model)
     places = {id(module): (leaf, turned) for module, leaf, turned in packable(model)}
     widened: Counter[str] = Counter()
+    files = memory.mappings()
     for name, stored in file.tensors.items():
         if name not in names:
             continue
@@ -61,6 +62,7 @@ def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockW
                 f"{list(shape)}; the file was damaged, or made for another architecture"
             )
         module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        memory.give_back(torch.from_numpy(stored.rows), files)
     model.tie_weights()
     missing = [name for name, weight in model.named_parameters() if weight.is_meta]
     if missing:

@@ -4,9 +4,15 @@ In pages of 4 KiB a processor looks up an address every 64 lines, and fetches no
 page's end; in pages of 2 MiB, which a system gives where it is asked and has them, it reads faster.
 """
 
+import ctypes
+import math
 import mmap
 import os
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -66,3 +72,59 @@ def mapped(size: int, large_pages: bool = True) -> Tensor:
         whole = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the mapping while it lives
         first = -whole.data_ptr() % _PAGE if large_pages else 0
         return whole[first : first + size]
+
+
+def zeros(like: Tensor, shape: Sequence[int], large_pages: bool = False) -> Tensor:
+    """Zeros in the dtype and on the device of `like`; on a CPU what is never written to takes
+    neither time nor memory, where `torch.zeros` writes it all.
+
+    >>> zeros(torch.ones(1), (2, 3)).tolist()
+    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or not size:
+        return like.new_zeros(shape)
+    return mapped(size, large_pages)[:size].view(like.dtype).view(shape)
+
+
+#: Where files are mapped: the first address of each piece, and the one behind it.
+Mappings: TypeAlias = list[tuple[int, int]]
+_MAPS = Path("/proc/self/maps")  #: of Linux
+
+
+def mappings() -> Mappings:
+    """Pieces of files that this process has mapped for itself alone; [] where no system says."""
+    found: Mappings = []
+    with suppress(OSError):
+        for line in _MAPS.read_text(errors="replace").splitlines():
+            span, access, _, _, inode, *path = line.split(maxsplit=5)
+            if access[3] == "p" and inode != "0" and not path[0].startswith("/dev/"):
+                first, _, end = span.partition("-")
+                found.append((int(first, 16), int(end, 16)))
+    return found
+
+
+def give_back(tensor: Tensor, files: Mappings) -> None:
+    """Let the system have the pages that a contiguous tensor was read from, if they are a file's.
+
+    A file that weights are copied from is memory of this process as far as it was read. Whoever
+    asks for such pages again gets what the file has: so for tensors that nothing was written to,
+    and that were there when `files` were looked up.
+
+    >>> kept = torch.ones(1 << 20)
+    >>> give_back(kept, mappings())
+    >>> bool(kept.all())
+    True
+    """
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end and any(start <= first and end <= stop for start, stop in files):
+        advise = ctypes.CDLL(None).madvise
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+
+
+def trim() -> None:
+    """Let the system have what was freed, which the C library keeps for what is made next."""
+    if os.name == "posix":
+        with suppress(AttributeError):  # glibc alone has it
+            ctypes.CDLL(None).malloc_trim(0)

@@ -353,7 +353,8 @@ class ModelSource:
             model = self._read(numbers, device)
         else:
             model = linear.beside(self._as_given(self.given, dtype))
-        weight_only.keep(model, dtype, f"the {self.role} model {self}")
+        read = isinstance(self.given, (str, Path)) and self.adapter is None and self.group is None
+        weight_only.keep(model, dtype, f"the {self.role} model {self}", read)
         return model
 
     def dense(self, dtype: str, device: torch.device) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError
-from outrider.models import isa
+from outrider.models import isa, memory
 from outrider.models.cpu_kernels import build
 from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
@@ -232,13 +232,15 @@ def product(
     return lambda x: run(x).mul_(factor)
 
 
-def keep(model: nn.Module, dtype: str, name: str) -> None:
+def keep(model: nn.Module, dtype: str, name: str, read: bool = False) -> None:
     """Let a model's linear layers and embeddings keep weights of this type; the rest is widened.
 
     Its modules get other parameters, one by one; tensors that others have are left as they are.
-    `name` is what it is called in messages. Raises ConfigurationError for weights that are no
-    numbers, or whose rows are no whole blocks.
+    `name` is what it is called in messages; `read`: nobody has written to its weights since they
+    were read from files. Raises ConfigurationError for weights that are no numbers, or whose rows
+    are no whole blocks.
     """
+    files = memory.mappings() if read else []
     turned = {(id(module), leaf): over for module, leaf, over in packable(model)}
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     paths: dict[int, str] = {}
@@ -262,6 +264,7 @@ def keep(model: nn.Module, dtype: str, name: str) -> None:
         new = nn.Parameter(made, requires_grad=False)
         for module, leaf in each:
             module._parameters[leaf] = new
+        memory.give_back(weight, files)
 
 
 def packable(model: nn.Module) -> list[tuple[nn.Module, str, bool]]:

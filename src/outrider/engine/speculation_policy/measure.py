@@ -306,7 +306,7 @@ def _reading(engine: Stepping, batch: Batch) -> float:
     unread = min(UNREAD, batch.context.bound - 1)
     if not shape.max_depth or unread < 1:
         return 0.0
-    state, device = batch.take(range(batch.rows)), torch.device(engine.target.device)
+    state, device = _again(batch), torch.device(engine.target.device)
     least: dict[int, float] = {}
     for count in range(ROUNDS + 1):
         counts = count > 0 or budget.current().over()  # for both, or for neither

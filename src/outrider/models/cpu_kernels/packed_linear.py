@@ -6,7 +6,7 @@ and however many threads there are: no form of a call has to be tried at load, a
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +25,8 @@ _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _HALVES = 11  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
 _LAYOUT = (_WHOLE,) * 7 + (_POINTER,) * 2
-_TILE = 16  #: outputs (`packed_tiles.h`)
-_AT_ONCE = 4096  #: outputs that are rounded at once, lest a second copy of all is made
+_TILE, _GROUP = 16, 64  #: outputs of a tile, and of tiles that lie together (`packed_tiles.h`)
+_AT_ONCE = 1 << 18  #: weights that are rounded or converted at once, lest all are copied twice
 
 
 def unsupported_reason(
@@ -73,15 +73,16 @@ class PackedWeight:
                     f"a weight in {weight_OI.dtype} is in no format; name one of {_made()}"
                 )
         weight_OI, found = weight_OI.detach(), _known(format, *weight_OI.shape)
-        if found.dense is not None:
-            rows = weight_OI.to(found.dense).contiguous().view(torch.uint8)
-        elif found.quantize is not None:
-            starts = range(0, len(weight_OI), _AT_ONCE)
-            parts = [found.quantize(weight_OI[at : at + _AT_ONCE].float()) for at in starts]
-            rows = torch.cat(parts)
+        (outputs, inputs), dense, quantize = weight_OI.shape, found.dense, found.quantize
+        step = _GROUP * max(_AT_ONCE // inputs // _GROUP, 1)
+        some = (weight_OI[at : at + step] for at in range(0, outputs, step))
+        if dense is not None:
+            parts = (rows.to(dense).contiguous().view(torch.uint8) for rows in some)
+        elif quantize is not None:
+            parts = (quantize(rows.float()) for rows in some)
         else:
             raise ConfigurationError(f"no weight is rounded to {format!r}; name one of {_made()}")
-        return cls.from_blocks(rows, format, weight_OI.shape[1])
+        return cls(format, outputs, inputs, _panels(found, parts, outputs, inputs))
 
     @classmethod
     def from_blocks(cls, blocks: Tensor, format: str, inputs: int) -> "PackedWeight":
@@ -96,8 +97,7 @@ class PackedWeight:
                 f"rows of {inputs} inputs in {format} are {want} bytes each; got "
                 f"{list(blocks.shape)} in {blocks.dtype}"
             )
-        panels = _panels(found, blocks, inputs)
-        return cls(format, outputs, inputs, panels)
+        return cls(format, outputs, inputs, _panels(found, (blocks,), outputs, inputs))
 
     @property
     def nbytes(self) -> int:
@@ -226,18 +226,21 @@ class PackedLinear:
         return out
 
 
-def _panels(of: Format, rows_OB: Tensor, inputs: int) -> Tensor:
-    """A file's rows of so many inputs, as `packed_tiles.h` has them."""
+def _panels(of: Format, parts: Iterable[Tensor], outputs: int, inputs: int) -> Tensor:
+    """A file's rows of so many inputs as `packed_tiles.h` has them; all parts of them but the last
+    are of whole groups."""
     size = build.function("outrider_packed_chunk", (_WHOLE,) * 2)(of.code, of.per)
-    outputs, bytes_of_row = rows_OB.shape
-    chunks = -(-inputs // of.chunk)
-    panels, rows_OB = empty(-(-outputs // _TILE) * chunks * size), rows_OB.contiguous()
-    failed = build.function("outrider_packed_layout", _LAYOUT)(
-        of.code, of.per, outputs, chunks, of.block, bytes_of_row, torch.get_num_threads(),
-        rows_OB.data_ptr(), panels.data_ptr(),
-    )  # fmt: skip
-    if failed:
-        raise MemoryError(f"no memory to lay {outputs} rows of {bytes_of_row} bytes")
+    lay = build.function("outrider_packed_layout", _LAYOUT)
+    chunks, at = -(-inputs // of.chunk), 0
+    panels = empty(-(-outputs // _TILE) * chunks * size)
+    for rows_OB in map(Tensor.contiguous, parts):
+        some, bytes_of_row = rows_OB.shape
+        if lay(
+            of.code, of.per, some, chunks, of.block, bytes_of_row, torch.get_num_threads(),
+            rows_OB.data_ptr(), panels.data_ptr() + at,
+        ):  # fmt: skip
+            raise MemoryError(f"no memory to lay {some} rows of {bytes_of_row} bytes")
+        at += some // _TILE * chunks * size
     return panels
 
 

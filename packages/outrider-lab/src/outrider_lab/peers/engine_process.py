@@ -241,12 +241,9 @@ def outrider_speech(asked: Words) -> Answer:
     import outrider
 
     more: Words = {"draft": asked["draft"]} if asked.get("draft") else {}
-    how: Words = {"dtype": asked["dtype"], "threads": asked["threads"]}
-    ways = {
-        "plain": outrider.load(asked["model"], drafter="none", **how),
-        "default": outrider.load(asked["model"], **how, **more),
-    }
-    asked["means"] = ways["plain"].notes.means
+    loaded = outrider.load(asked["model"], dtype=asked["dtype"], threads=asked["threads"], **more)
+    ways = {"plain": loaded.plain(), "default": loaded}
+    asked["means"] = loaded.notes.means
 
     def answer(one: Words) -> Words:
         beams = {} if one["beams"] == 1 else {"beam_size": one["beams"]}
