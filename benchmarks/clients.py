@@ -23,6 +23,8 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from loopback import past_proxies
+
 CITIES = (
     "Paris Rome Oslo Lima Cairo Delhi Tokyo Seoul Quito Bern Prague Athens Dublin Havana Nairobi "
     "Vienna Warsaw Madrid Lisbon Ankara"
@@ -363,6 +365,7 @@ def _missing(names):
 
 
 def main():
+    past_proxies()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="for example http://127.0.0.1:8000")
     parser.add_argument("--calls", type=int, default=20)

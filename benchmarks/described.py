@@ -19,6 +19,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from loopback import past_proxies
+
 MODEL = "OUTRIDER_SERVED_MODEL"
 MOST_TOKENS = 16
 TURNS = [{"role": "user", "content": "Name a colour."}]
@@ -56,6 +58,7 @@ if MODEL in os.environ:  # as schemathesis imports it
 
 
 def main():
+    past_proxies()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="for example http://127.0.0.1:8000")
     parser.add_argument("--examples", type=int, default=1000, help="of each operation")

@@ -15,6 +15,8 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from loopback import past_proxies
+
 CHOICES = [
     ("The capital of France is", " Paris", " Rome"),
     ("The capital of Italy is", " Rome", " Berlin"),
@@ -98,6 +100,7 @@ def scored(backend, arguments, folder):
 
 
 def main():
+    past_proxies()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="for example http://127.0.0.1:8123")
     parser.add_argument("model", help="the same model, by its folder")

@@ -26,6 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
+from loopback import past_proxies
 
 PROMPTS = [
     "def fibonacci(n):\n",
@@ -339,6 +340,7 @@ def shared(args):
 
 def main():
     """One of them."""
+    past_proxies()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["edge", "slow", "soak", "kill", "seeds", "shared"])
     parser.add_argument("--target")

@@ -20,6 +20,8 @@ import time
 import urllib.error
 import urllib.request
 
+from loopback import past_proxies
+
 CAP = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OUTRIDER_ISA": "avx2"}
 LIMIT = 600.0  #: seconds after which a start is given up
 
@@ -78,6 +80,7 @@ def serving(process: subprocess.Popen, port: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    past_proxies()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model")
     parser.add_argument("--whisper")

@@ -13,6 +13,7 @@ import kept_kernels
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
+os.environ["no_proxy"] = "*"  # and servers here are asked past proxies
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share what is compiled and found
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)

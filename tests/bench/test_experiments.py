@@ -263,6 +263,31 @@ def test_trees_have_the_sizes_of_the_paper():
         assert {arm.depth for arm in arms} == {depth}
 
 
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("lenience", {"SD + lenience (lossy)"}),
+        ("rejection", {"SpecInfer + rejection", "hub + rejection"}),
+        ("kseq", {"SD + kseq"}),
+    ],
+)
+def test_a_rule_by_name_verifies_every_tree_that_it_can(name, methods):
+    rule, draft = verifiers.get(name), pair()[1]
+    more = trees.with_rule({6: trees.budgets()[6]}, rule, draft)[6]
+    new = more[len(trees.budgets()[6]) :]
+    for arm in new:
+        drafter = arm.make(draft)
+        chain = all(shape.is_chain for shape in drafter.shapes)
+        assert verifiers.supports(rule, drafter.kinds, chain)
+    assert {arm.method for arm in new} == methods
+    assert len({(arm.method, arm.tree) for arm in more}) == len(more)
+
+
+def test_a_rule_that_verifies_no_drawn_draft_is_refused():
+    with pytest.raises(ConfigurationError, match="--rule must be"):
+        trees.with_rule(trees.budgets(), verifiers.get("coupled"), pair()[1])
+
+
 def test_scores():
     assert score_code.parses("    def f(self):\n        return", " 1\n")
     assert not score_code.parses("x = ", ") (" + "\n) (" * 8)

@@ -77,6 +77,13 @@ def measured(monkeypatch, fake, tmp_path, dies):
     return servers.run(request, PROMPTS, store, lambda *said: None)
 
 
+def test_a_server_here_is_asked_past_proxies(monkeypatch, fake, tmp_path):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "example.org")
+    assert not measured(monkeypatch, fake, tmp_path, {text.PLAIN: 0}).left_out
+
+
 @pytest.mark.parametrize("gone", [text.PLAIN, "llama.cpp"])
 def test_a_server_that_dies_is_named_and_the_others_go_on(monkeypatch, fake, tmp_path, gone):
     dies = {text.PLAIN: 0, text.DEFAULT: 0, "llama.cpp": 0} | {gone: 8}

@@ -8,7 +8,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.console import Terminal, console, printable, put
+from outrider.cli.console import LINE_SECONDS, Terminal, bar, console, printable, put
+from outrider.models import budget
 
 EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2J\x9b31m\rc\x7f\td\n"
 SHOWN = "a\\u001b]52;c;ZXZpbA==\\u0007b\\u001b[2J\\u009b31m\\u000dc\\u007f\td\n"
@@ -70,3 +71,33 @@ def test_what_looks_like_an_emoji_stays_as_it_is():
     made = io.StringIO()
     console(file=made).print("x[a:b:c] :cat:", end="", markup=False)
     assert made.getvalue() == "x[a:b:c] :cat:"
+
+
+def test_without_a_terminal_progress_is_lines_of_a_log(monkeypatch, capsys):
+    """One for each item, for the same one now and then, and when all is done."""
+    now = [100.0]
+    monkeypatch.setattr("outrider.cli.console.time.monotonic", lambda: now[0])
+    with bar("work") as show:
+        for number in range(30):
+            show(f"step {number}: loss {number / 7:.2f}", number, 40)
+            now[0] += LINE_SECONDS / 10
+        show("timing", 30, 40)
+        show("timing", 39, 40)
+        show("timing", 40, 40)
+    assert capsys.readouterr().err.splitlines() == [
+        *("step 0: loss 0.00 (0 of 40)", "step 11: loss 1.57 (11 of 40)"),
+        *("step 22: loss 3.14 (22 of 40)", "timing (30 of 40)", "timing (40 of 40)"),
+    ]
+    with bar("work", LINE_SECONDS) as show:
+        show("listening", 0, 2)
+        show("listening", 2, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_tells_what_a_start_measures(monkeypatch):
+    made = Screen()
+    monkeypatch.setattr(sys, "stderr", made)
+    monkeypatch.setenv("TERM", "xterm")
+    with bar("plan"):
+        budget._teller.get()("measuring this machine once: what steps cost")
+    assert "measuring this machine once: what steps cost" in made.getvalue()

@@ -1,10 +1,12 @@
 """`outrider batch` from the command line."""
 
+import itertools
 import json
 
 import pytest
 
 from outrider.cli import batch
+from outrider.server import batch_file
 
 
 def row(custom_id, **body):
@@ -64,3 +66,24 @@ def test_what_cannot_be_done_is_said_before_a_model_is_loaded(source, outrider, 
     assert "no answer of a batch" in told
     assert out.read_text() == "my diary\n"
     assert len(source.read_text().splitlines()) == 3
+
+
+def test_a_run_that_is_interrupted_says_what_is_there(shipped, source, outrider, monkeypatch):
+    monkeypatch.setattr(batch, "load_speculator", lambda setup, dtype: shipped)
+    out = source.with_name("out.jsonl")
+    answers = batch_file.answers
+    with monkeypatch.context() as once:
+        once.setattr(batch_file, "answers", lambda *given: stopped(answers, *given))
+        code, _, told = outrider("batch", source, out, "--max-model-len", 128)
+    assert code == 130
+    assert told == (
+        f"interrupted; 1 of 3 requests have their rows in {out}; the same command goes on\n"
+    )
+    assert outrider("batch", source, out, "--max-model-len", 128)[0] == 1
+    assert len(out.read_text().splitlines()) == 3
+
+
+def stopped(answers, *given):
+    """One answer, then Ctrl-C."""
+    yield from answers(*given[:-1], itertools.islice(given[-1], 1))
+    raise KeyboardInterrupt

@@ -75,3 +75,16 @@ def test_what_was_not_verified_is_not_marked_as_passed(outrider, folder):  # noq
         outrider("certify", "--model", folder, "--drafter", "none", *few, "--json")[1]
     )
     assert [one["conclusive"] for one in told["tests"]] == [line[:2] == "ok" for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("rule", "heading"),
+    [
+        ("rejection", "draft_model verified by rejection"),
+        ("lenience", "draft_model verified by lenience (lossy: it changes the distribution)"),
+    ],
+)
+def test_the_heading_says_that_a_rule_changes_the_distribution(outrider, rule, heading):
+    few = "--tokens 10 --samples 8 --equality-tokens 8 --rows 2 --threads 1".split()
+    _, out, err = outrider("certify", "--rule", rule, "-k", 2, *few)
+    assert out.splitlines()[0] == heading, err

@@ -42,6 +42,8 @@ def places(tmp_path):
         ("demo -n 0", RANGE),
         ("demo -k 0", RANGE),
         ("generate x --threads 0", RANGE),
+        ("generate x --top-k 1.5", "'1.5'"),
+        ("bench speed -k q", "'q'"),
         ("generate x --threads 100000", RANGE),
         ("generate x -k 1000000000000000", RANGE),
         ("generate x --width 1000000 --drafter beam", RANGE),

@@ -174,3 +174,12 @@ def test_costs_end_with_the_budget_behind_one_look():
     assert sorted(found) == [1, 3, 6]
     assert len(looks) == 1 + 3  # what is committed, and one of each
     assert torch.get_num_threads() == 1
+
+
+def test_without_a_terminal_a_measurement_is_told_of_once_a_process(caplog):
+    """Several engines of one process measure what their steps cost."""
+    budget._line.cache_clear()
+    for what in ("what steps cost", "what steps cost", "threads"):
+        budget._line(what)
+    assert [record.message for record in caplog.records] == ["what steps cost", "threads"]
+    budget._line.cache_clear()

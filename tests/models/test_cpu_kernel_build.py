@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import hashlib
+import os
 import re
 import shutil
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,9 +222,27 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(fresh,
     anew(fresh)
     fresh.setattr(build, "_writable", lambda folder: False)
     assert build.unbuilt() == (
-        f"no folder to keep a library in: neither {str(locked)!r} nor {str(library.parent)!r}"
+        f"no folder to keep a library in: neither {str(locked)!r} (read-only) nor "
+        f"{str(library.parent)!r} can be written to and run from; set XDG_CACHE_HOME to one that "
+        "can"
     )
     assert build.describe().startswith("none: no folder")
+
+
+@needs_cc
+def test_a_cache_that_nothing_can_be_run_from_is_replaced_by_a_temporary_folder(fresh, tmp_path):
+    """Homes are mounted noexec: a library was compiled into it each day, and never loaded."""
+    fresh.setattr(build, "TEXTS", small(1))
+    home, flags = tmp_path / "outrider" / "kernels", os.ST_NOEXEC
+    fresh.setattr(os, "statvfs", lambda at: SimpleNamespace(f_flag=flags if at == home else 0))
+    assert build.function("added", WHOLE)(40) == 41
+    assert f"({str(home)!r} is mounted noexec)" in build.describe()
+    assert not list(home.iterdir())
+    anew(fresh)
+    fresh.setattr(os, "statvfs", lambda at: SimpleNamespace(f_flag=flags))
+    assert build.describe().startswith(
+        f"none: no folder to keep a library in: neither {str(home)!r} (mounted noexec) nor "
+    )
 
 
 @needs_cc

@@ -1,6 +1,7 @@
 """Memory for weights and caches: pieces that do not overlap, given back when nothing uses them."""
 
 import gc
+import mmap
 import re
 import weakref
 from pathlib import Path
@@ -183,3 +184,66 @@ def test_a_model_that_was_passed_keeps_what_was_written_to_it(tmp_path):
     before = table.clone()
     outrider.load(model, dtype="int8", threads=1)
     assert torch.equal(table, before)
+
+
+class Resident(TorchDispatchMode):
+    """The most bytes of this process that were in memory behind an operation, beyond those at first
+    (as far as it does not free any)."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.most = self.now(), 0
+
+    @staticmethod
+    def now():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.most = max(self.most, self.now() - self.first)
+        return made
+
+
+def filled(rows, capacity):
+    """A cache of 16 layers whose first slots are all written to, and the bytes of these."""
+    cache = SlotCache(16, rows, capacity)
+    for layer in cache.layers:
+        layer.buffers(2, 64, torch.zeros(1))
+    (stack,) = cache.stacks
+    stack.copy_(torch.randn(1, 1, 2, FIRST, 64).expand_as(stack))
+    cache.width = FIRST
+    return cache, stack.nbytes
+
+
+@linux
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_cache_grows_layer_by_layer(shared):
+    """What was there is not there twice, unless it is another cache's. (A single row comes to lie
+    in pages of 2 MiB, which are there whole.)"""
+    cache, size = filled(2, 4 * FIRST)
+    before = cache.stacks[0].clone()
+    held = cache.stacks[0] if shared else None
+    cache.shared = shared
+    with Resident() as seen:
+        cache.begin(torch.tensor([[FIRST]] * 2), FIRST + 1, FIRST + 1)
+    assert torch.equal(cache.stacks[0][..., :FIRST, :], before)
+    assert held is None or torch.equal(held, before)
+    assert (seen.most > 0.9 * size) if shared else (seen.most < 0.2 * size)
+
+
+@linux
+@pytest.mark.parametrize("leaving", [False, True])
+def test_rows_that_join_are_copied_layer_by_layer(leaving):
+    """A cache that nobody reads any more is given back meanwhile; any other keeps its rows."""
+    slab = SlotCache(16, 4, FIRST).narrow(0)
+    first, size = filled(1, FIRST)
+    slab.put([0], first)
+    second, _ = filled(1, FIRST)
+    before = second.stacks[0].clone()
+    second.leaving = leaving
+    with Resident() as seen:
+        slab.put([1], second)
+    assert torch.equal(slab.stacks[0][:, 1:2], before)
+    assert torch.equal(slab.stacks[0][:, :1], first.stacks[0])
+    assert leaving or torch.equal(second.stacks[0], before)
+    assert (seen.most < 0.2 * size) if leaving else (seen.most > 0.9 * size)

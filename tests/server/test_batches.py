@@ -118,6 +118,8 @@ def test_bad_lines_are_rows_with_an_error_and_lose_nothing(shipped, tmp_path):
         (message,) = [one for one in faults if one.startswith(f"line {number}: ")]
         assert part in message
     assert len(faults) == len(BAD) + 1
+    named = [row["custom_id"] for row in rows if row["error"]]
+    assert (named.count("g"), named.count(None)) == (5, len(BAD) + 1 - 5), "what a line says it is"
 
 
 ENDLESS = {"name": "x", "schema": {"type": "number", "maximum": float("inf")}}

@@ -1,5 +1,7 @@
 """Characters that tokens cut in pieces: stop strings ahead of them, prompts that end inside one."""
 
+from unittest import mock
+
 import pytest
 
 from outrider.text.output_text import Detokenizer
@@ -75,3 +77,45 @@ def test_any_cut_of_any_text_says_the_same():
                 left = left[1:]
             assert said.endswith(left.decode())
             assert len(said) - len(left.decode()) <= 1
+
+
+@pytest.mark.parametrize("tokenizer", [LEVEL, byte_fallback()], ids=["level", "fallback"])
+@pytest.mark.parametrize("per", [1, 3])
+@pytest.mark.parametrize(
+    "piece", [b"\x80", b"\xf0", b"\xe4\xbd", b"\x80\xe4\xbd\xa0", b"a\x80", b"\xc3\x28\xff"]
+)
+def test_bytes_of_no_character_are_not_decoded_again_and_again(tokenizer, piece, per):
+    """Each of them decoded all those before it, and none was told ahead of the end."""
+    decode, sizes, told = tokenizer.decode, [], 0
+
+    def counted(given, **how):
+        sizes.append(len(given))
+        return decode(given, **how)
+
+    every = ids(tokenizer, piece * 150 + b"\xe4\xbd\xa0 x")
+    with mock.patch.object(tokenizer, "decode", counted):
+        words = Detokenizer(tokenizer)
+        for at in range(0, len(every), per):
+            words.push(every[at : at + per])
+            told = max(told, at - len(words.text))
+        words.finish()
+    assert words.text == decode(every)
+    assert max(sizes) <= 24
+    assert told <= (24 if len(piece) == 1 else len(every))
+
+
+def test_the_sign_for_none_is_told_while_it_is_written():
+    tokenizer = byte_fallback("\ufffd")
+    sign = tokenizer.convert_tokens_to_ids("\ufffd")
+    words = Detokenizer(tokenizer)
+    assert len("".join(words.push([token]) for token in [sign] * 200)) >= 184
+    assert words.text + words.finish() == "\ufffd" * 200
+
+
+def test_a_run_that_may_yet_be_characters_is_held_back():
+    """Bytes of whole characters and half of one: a decoder of runs shows none until it is whole."""
+    tokenizer = byte_fallback()
+    words = Detokenizer(tokenizer)
+    every = ids(tokenizer, EMOJI * 8)
+    assert words.push(every[:-1]) == ""
+    assert words.push(every[-1:]) + words.finish() == "😀" * 8

@@ -55,6 +55,9 @@ def test_a_task_becomes_a_folder_and_other_texts_do_not_mix_with_it(folder, data
     assert result.learnt == {
         "texts": sum(len(t.tokens_N) for t in read(tmp_path / "work/features"))
     }
+    lines = []
+    run(speculator, model, task, quiet, lines.append)
+    assert lines == [f"going on from step 2 of 2: {tmp_path / 'work/state.pt'}"]
     head = formats.read(tmp_path, model.config)
     assert head.config.aux_layers == (0, 1, 2)
     assert head.weights["fc.weight"].dtype == torch.bfloat16

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.cli.console import EXIT_SOME, err
+from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LINE_SECONDS, bar, err
 from outrider.cli.options import Dtype, load_speculator, target_name, with_setup
 from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
@@ -90,10 +89,12 @@ def batch(
 
 def _write(rows: "Generator[Row]", file: "BatchResults", total: int) -> None:
     """Add the rows as they come."""
-    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("", total=total, completed=len(file.names))
-        with closing(rows):  # whatever ends it, the engine is ended before this process is
+    try:
+        with bar("answers", LINE_SECONDS) as show, closing(rows):  # the engine ends before we do
             for row in rows:
                 if file.write(row):
-                    progress.advance(bar)
+                    show("answers", len(file.names), total)
+    except KeyboardInterrupt:
+        there = f"{len(file.names)} of {total} requests have their rows in {file.path}"
+        err.print(f"interrupted; {there}; the same command goes on", style="yellow", markup=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from None

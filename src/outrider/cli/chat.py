@@ -129,7 +129,11 @@ class Talk:
             out.print(" (stopped)", end="")
         out.print()
         self.turns = [*self.turns, told[-1], {"role": "assistant", "content": written}]
-        stats = stream.result().completions[0].stats
+        done = stream.result().completions[0]
+        if done.finish_reason == "context":
+            room = self.speculator.engine.target.context
+            out.print(f"(cut: the model's context of {room} tokens is full; /new forgets the talk)")
+        stats = done.stats
         self.said = (
             f"{stats.new_tokens} tokens in {stats.steps} calls of the target: "
             f"{stats.block_efficiency:.2f} a call, {stats.tokens_per_second:.1f} a second"

@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _Once(TyperCommand):
-    """A command that refuses two values of an option of which one counts."""
+    """A command that refuses two values of an option of which one counts, and names a wrong one."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Read what was typed."""
@@ -69,7 +69,13 @@ class _Once(TyperCommand):
                 flag = max((*one.opts, *one.secondary_opts), key=len)
                 what = f"{flag} has one value; got {' and '.join(flags)}; give one of them"
                 raise ConfigurationError(what)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            given = None if error.param is None else typed.get(error.param.name)
+            if isinstance(given, list) and repr(given[-1]) not in error.message:
+                error.message = f"{error.message.rstrip('.')}; got {given[-1]!r}"
+            raise
 
 
 def _once(app: typer.Typer) -> None:

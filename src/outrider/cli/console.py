@@ -1,13 +1,15 @@
 """One console for all commands: colour only on a terminal, NO_COLOR honoured, errors on stderr.
 
-Its progress bars are on stderr, gone when done, absent without a terminal.
+Its progress bars are on stderr, gone when done; without a terminal they are lines of a log.
 """
 
 import atexit
 import io
+import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -79,12 +81,20 @@ def console(**how: Any) -> Terminal:
 
 
 Show = Callable[[str, int, int], None]  #: what is done now, how much is done, of how much
+LINE_SECONDS = 10  #: between lines of one item in a log
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Show]:
-    """A bar for work that says itself how far it has come."""
+def bar(what: str, silent: float = 0.0) -> Iterator[Show]:
+    """A bar for work that says itself how far it has come, and for what its start measures.
+
+    Without a terminal a line for each new item, for the same one now and then, and when all is
+    done; none in the first `silent` seconds.
+    """
     err = console(stderr=True)
+    if not err.is_terminal:
+        yield _lines(err, silent)
+        return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -92,12 +102,29 @@ def bar(what: str) -> Iterator[Show]:
         TimeRemainingColumn(),
         console=err,
         transient=True,
-        disable=not err.is_terminal,
     ) as shown:
         task = shown.add_task(what, total=None)
-        yield lambda text, done, total: shown.update(
-            task, description=text, completed=done, total=total
-        )
+
+        def show(text: str, done: int, total: int) -> None:
+            shown.update(task, description=text, completed=done, total=total)
+
+        with budget.reporting(lambda said: shown.update(task, description=said)):
+            yield show
+
+
+def _lines(err: "Terminal", silent: float) -> Show:
+    """A line for each new item; the numbers in a text make no new one of it."""
+    said: dict[str, float] = {}
+    began = time.monotonic()
+
+    def show(text: str, done: int, total: int) -> None:
+        item, now = re.sub(r"[\d.]+", "", text), time.monotonic()
+        due = now - said.get(item, -math.inf) > LINE_SECONDS or done == total
+        if due and now - began >= silent:
+            said[item] = now
+            err.print(f"{text} ({done} of {total})", markup=False)
+
+    return show
 
 
 @contextmanager

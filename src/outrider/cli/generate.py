@@ -290,8 +290,12 @@ def _said(chat: bool, system: str | None, source: str | None) -> None:
 
 
 def _unanswered(speculator: "Speculator", result: "Generation", chat: bool) -> None:
-    """Say what may help where an instruct model ended at once, as nobody had spoken to it."""
+    """Say what may help where an instruct model ended at once, as nobody had spoken to it, and
+    where the text is cut because the model can read no more."""
     done = result.completions[0]
+    if done.finish_reason == "context":
+        room = speculator.engine.target.context
+        err.print(f"the text ends where the model's context of {room} tokens does", markup=False)
     ended = (
         not done.text.strip() and done.token_ids[-1:] and done.token_ids[-1] in speculator.eos_ids
     )

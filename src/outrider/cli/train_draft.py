@@ -1,8 +1,7 @@
 """`outrider train-draft`: a head or a small draft for a target that is there."""
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,11 +9,6 @@ from outrider import lazy
 from outrider.cli import options, typed_values
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, bar, err, out, working
 from outrider.train.task import Plan, Task
-
-if TYPE_CHECKING:
-    from outrider.train.job import Show
-
-LINE_SECONDS = 30  #: between lines of a log
 
 
 def command(
@@ -95,23 +89,10 @@ def command(
     with working(LOADING):
         speculator, model = published.opened(target, device, dtype, threads, trust_remote_code)
     with bar("train-draft") as show:
-        result = run(speculator, model, task, show if err.is_terminal else _lines())
+        result = run(speculator, model, task, show, lambda said: err.print(said, markup=False))
     if result is None:
         out.print(f"interrupted; the same command goes on from {task.out}", markup=False)
         raise typer.Exit(EXIT_INTERRUPTED)
     with working("measuring what steps cost"):
         text = published.publish(result, task)
     out.print(text, markup=False)
-
-
-def _lines() -> "Show":
-    """A line on stderr now and then, for logs."""
-    last: list[float] = []
-
-    def show(text: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not last or now - last[0] > LINE_SECONDS or done == total:
-            last[:] = [now]
-            err.print(f"{text} ({done} of {total})", markup=False)
-
-    return show

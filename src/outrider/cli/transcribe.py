@@ -12,6 +12,7 @@ from outrider.cli.console import (
     EXIT_INTERRUPTED,
     EXIT_SOME,
     INPUT,
+    LINE_SECONDS,
     LOADING,
     as_typed,
     bar,
@@ -342,7 +343,7 @@ def _run(
                     _write(transcript, name, kinds, output, said(name) if len(heard) > 1 else None)
 
     try:
-        with bar("listening") as show:
+        with bar("listening", LINE_SECONDS) as show:
             show("listening", 0, round(total))
             for segment in running:
                 if streams:

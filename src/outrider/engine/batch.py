@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.engine.request import Request, assign_adapters, source_ids
+from outrider.models.cache import SlotCache
 from outrider.models.decoder import media_of
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import LINE, PrefixCache
@@ -97,9 +98,9 @@ class Batch(NamedTuple):
             _references(mine, into, theirs),
             unread=max(mine.unread if self.rows else 0, theirs.unread),
         )
-        return Batch(
+        whole = Batch(
             context,
-            self.cache.put(into, other.cache),
+            self.cache,
             self.memory.put(into, other.memory),
             scatter_rows(self.limit_B, into, other.limit_B),
             scatter_rows(self.limit_reason_B, into, other.limit_reason_B),
@@ -108,6 +109,9 @@ class Batch(NamedTuple):
             slab,
             self.ended or other.ended,
         )
+        if type(other.cache) is SlotCache:  # last of all: what fails on the way is tried again
+            other.cache.leaving = True
+        return whole._replace(cache=self.cache.put(into, other.cache))
 
     @inference
     def narrow(self, rows: int) -> "Batch":

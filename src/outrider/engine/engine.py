@@ -180,6 +180,7 @@ class Engine:
         self.planner = named(planner) if drafts else FixedLength()  # nothing to choose
         self.costs, self.kept = costs, kept
         self.watch = DraftWatch()  #: whether anything of a draft model is kept
+        self.watch.over = not drafts
         self.room = DraftRoom(self.shapes)  #: how many nodes there is memory for
         self.paces = LookaheadDepths()  #: of beam searches
         #: What measuring may take: what is left of a load's, or as much as a load has.

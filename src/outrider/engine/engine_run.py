@@ -404,16 +404,18 @@ class EngineRun(Iterator[StepOutput]):
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""
-        request_ids, rests = self._scheduler.rows, not isinstance(self.engine.planner, FixedLength)
-        if rests:
-            plan = self._plan if self._planned == request_ids else None
-            self._rests = False
-            if isinstance(plan, AdaptiveState) and plan.rest:
-                plan.rest -= 1
-                self._rests = True
-                return PLAIN
-            self._planned = list(request_ids)
-            self._learn(())
+        request_ids, planner = self._scheduler.rows, self.engine.planner
+        if isinstance(planner, FixedLength):  # whoever the rows are
+            shape = self.engine.room.fitting(planner.plan(self._plan, BatchView(())))
+            return clip_shape(shape, self._scheduler.requests(request_ids))
+        plan = self._plan if self._planned == request_ids else None
+        self._rests = False
+        if isinstance(plan, AdaptiveState) and plan.rest:
+            plan.rest -= 1
+            self._rests = True
+            return PLAIN
+        self._planned = list(request_ids)
+        self._learn(())
         foreseeing, mixed = self.engine.foreseeing, self.engine.mixed
         foresee: Callable[[], Sequence[float]] | None = None
         if foreseeing is not None:
@@ -430,12 +432,12 @@ class EngineRun(Iterator[StepOutput]):
         queue, unread = self._scheduler.queue, batch.context.unread
         closed, dropped = self._closed and not queue.waiting, bool(self.engine.watch.why)
         if mixed is not None:  # copies go on without the model
-            if dropped and rests:
+            if dropped:
                 alone = [at for at, row in enumerate(rows) if self._ignores_drafts([row.request])]
                 mixed.drop(batch.memory, alone)
             unread, dropped = mixed.reads(batch.memory), False
         view = BatchView(rows, queue.max_num_seqs, ignores_drafts, closed, unread, dropped)
-        shape = self.engine.planner.plan(self._plan, view)
+        shape = planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if shape not in shapes and shape._replace(most_B=None, sizes=None) not in shapes:
             raise ConfigurationError(

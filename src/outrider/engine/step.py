@@ -191,7 +191,7 @@ def commit(
     size = verdict.path_BD.shape[1] + 1
     ends = Ends(length, batch.limit_B, batch.limit_reason_B, batch.stop_BS, batch.reason_B)
     block = ops.commit_tokens(draft, scores, verdict, ends)
-    place = length[:, None] + numbers(size, device)
+    place = length[:, None] if size == 1 else length[:, None] + numbers(size, device)
     context.tokens_BL.scatter_(1, place, block.tokens_BT)  # what lies past it is rewritten later
     if not draft.tree.is_chain:
         target.keep(batch.cache, length - 1, verdict.path_BD)

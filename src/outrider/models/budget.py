@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 
 SECONDS = 5.0  #: for models of up to so many parameters:
 SMALL = 200_000_000
@@ -20,8 +21,9 @@ TELLS = 2.0  #: seconds of measuring, by the clock on the wall, before it says w
 _log = logging.getLogger(__name__)
 
 
+@cache
 def _line(said: str) -> None:
-    _log.warning("%s", said)
+    _log.warning("%s", said)  # once: several engines of a process may measure alike
 
 
 _SAID = "measuring this machine once: {}"

@@ -23,6 +23,7 @@ from outrider.row_params import scatter_items
 from outrider.types import RowStore
 
 FIRST = 4096  #: slots of a row to begin with
+_LARGE = 1 << 24  #: bytes of entries that are not to be there twice
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -81,7 +82,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def _write(self, buffer: Tensor, entries: Tensor) -> Tensor:
         """Entries [B, H, Q, E] to their slots of a buffer; what is in sight of it [B, H, W, E]."""
         owner, rows = self.owner, self.owner.rows
-        assert owner.line is not None, "`begin` says where entries go"
         if rows == 1:
             if owner.max_rows > 1:
                 buffer = buffer[:1]
@@ -132,7 +132,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     """
 
     #: What follows from the buffers, or is said ahead of every call.
-    derived = frozenset({"layers", "width", "seen", "line", "planes", "_slots", "_flat"})
+    derived = frozenset({"layers", "width", "seen", "planes", "_slots", "_flat"})
 
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
         self.rows, self.max_rows, self.capacity = rows, rows, capacity
@@ -144,10 +144,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.numbers: Sequence[int] = range(layers)  #: of its layers, as their states know them
         self.adapters: tuple[str | None, ...] = ()  #: of each row, by name; (): of none
         self.stacks: list[Tensor] = []  #: [planes, max_rows, H, size, E] each
+        self.shared = False  #: whether they are another cache's
+        self.leaving = False  #: whether nobody reads it once another cache has been given its rows
         #: keys 2 i, values 2 i + 1, an indexer's keys -1 - i -> stack, plane
         self._places: dict[int, tuple[int, int]] = {}
         self._slots: Tensor | None = None
-        self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
         #: The first layer's keys, and where all layers' keys and values lie: of a compiled call's
         #: keeping, and None whenever they lie elsewhere.
@@ -186,7 +187,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         if self.size < min(width, self.capacity):
             self._fit(self.max_rows, min(width, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
-        self.line = slots_BQ[0]  # slots [Q] of the only row, if there is one
         self._flat.clear()
 
     def place(self, positions_BQ: Tensor) -> Tensor:
@@ -204,6 +204,15 @@ class SlotCache(Cache):  # type: ignore[misc]
         assert self._slots is not None
         table = self._positions(self._slots.device)[: self.rows]
         return table.gather(1, self._slots), table[:, : self.width]
+
+    @property
+    def line(self) -> Tensor:
+        """Slots [Q] of the only row, which the next forward writes to."""
+        found = self._flat.get(0)
+        if found is None:
+            assert self._slots is not None, "`begin` says where entries go"
+            found = self._flat[0] = self._slots[0]
+        return found
 
     def flat(self, heads: int) -> Tensor:
         """Row numbers of the slots in a buffer viewed as [max_rows * H * S, E]."""
@@ -292,15 +301,13 @@ class SlotCache(Cache):  # type: ignore[misc]
             ]
             self._places = dict(other._places)
             self._attach()
-        used = slice(0, wide)
-        for mine, theirs in zip(self.stacks, other.stacks, strict=bool(other.stacks)):
-            for row, at in enumerate(into):
-                mine[:, at, :, used].copy_(theirs[:, row, :, used])
         table = other._positions_BS if self._positions_BS is None else self._positions_BS
         if table is not None:
             here, there = self._positions(table.device), other._positions(table.device)
             for row, at in enumerate(into):
-                here[at, used].copy_(there[row, used])
+                here[at, :wide].copy_(there[row, :wide])
+        for mine, theirs in zip(self.stacks, other.stacks, strict=bool(other.stacks)):
+            _copy(mine, into, theirs, wide, other.leaving and not other.shared)
         return self
 
     def narrow(self, rows: int) -> Self:
@@ -320,7 +327,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         one.size, one.width = self.size, self.width
         one.inputs = None if self.inputs is None else self.inputs.take([row])
         one.adapters = self.adapters[row : row + 1]
-        one.stacks = [stack[:, row : row + 1] for stack in self.stacks]
+        one.stacks, one.shared = [stack[:, row : row + 1] for stack in self.stacks], True
         one._places = dict(self._places)
         one._attach()
         return one
@@ -331,7 +338,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         few.max_rows, few.size, few.width = self.max_rows, self.size, self.width
         few.inputs = self.inputs
         few.adapters = self.adapters
-        few.stacks, few._positions_BS = self.stacks, self._positions_BS
+        few.stacks, few._positions_BS, few.shared = self.stacks, self._positions_BS, True
         few.recurrent, few.numbers = self.recurrent, [self.numbers[n] for n in numbers]
         for at, number in enumerate(numbers):
             for entry in (0, 1):
@@ -402,13 +409,12 @@ class SlotCache(Cache):  # type: ignore[misc]
             new_size = min(max(slots, 2 * old_size), self.capacity)
         more_rows, more = new_rows - old_rows, new_size - old_size
         if more_rows or more:  # all or nothing: there may be no memory for it
-            used = slice(0, self.rows), slice(None), slice(0, min(self.width, old_size))
             longer = [
                 _zeros(s, s.shape[0], new_rows, s.shape[2], new_size, s.shape[4])
                 for s in self.stacks
             ]
             for new, old in zip(longer, self.stacks, strict=True):
-                new[:, *used].copy_(old[:, *used])
+                _copy(new, range(self.rows), old, min(self.width, old_size), not self.shared)
             self.stacks, self.max_rows, self.size = longer, new_rows, new_size
             self._attach()
             table, self._positions_BS = self._positions_BS, None
@@ -444,6 +450,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         plane = torch.arange(planes, device=device).view(-1, 1, 1, 1) * (self.max_rows * heads)
         head = torch.arange(self.rows * heads, device=device).view(self.rows, heads, 1)
         return ((plane + head) * self.size + slots_BQ[:, None, :]).flatten()
+
+
+def _copy(stack: Tensor, into: Sequence[int], other: Tensor, used: int, leaving: bool) -> None:
+    """Write the first rows of another stack at these rows, their first slots.
+
+    One that is `leaving` is given back plane by plane: of many entries no more are there twice.
+    """
+    apart = leaving and other.device.type == "cpu"
+    apart = apart and other[:, : len(into), :, :used].nbytes > _LARGE
+    planes: Sequence[int | slice] = range(len(other)) if apart else (slice(None),)
+    for plane in planes:
+        for row, at in enumerate(into):
+            stack[plane, at, ..., :used, :].copy_(other[plane, row, ..., :used, :])
+        if apart:
+            memory.forget(other[plane])
 
 
 def _zeros(like: Tensor, planes: int, rows: int, heads: int, slots: int, entry: int) -> Tensor:

@@ -269,7 +269,8 @@ class TreeDecoder:
         wanted = queries if last is None else min(last, queries)
         if self._known < self.vocab_size:  # an id it has never seen reads as its last one
             tokens_BQ = tokens_BQ.clamp(max=self._known - 1)
-        positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
+        if visible_BQW.shape[-1] > self.context:  # beyond it nothing is ever emitted
+            positions_BQ = positions_BQ.clamp(max=self.context - 1)
         read = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW, settled_B)
         alike = self.rounding.rows
         more = 0 if alike is None else alike.padded(queries) - queries
@@ -323,14 +324,16 @@ def fitted(
     `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
     float32: the host reads them there, law by law, and widens them once.
     """
-    if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
+    if logits_BQK.dtype in (torch.bfloat16, torch.float16) and logits_BQK.device.type == "cpu":
         logits_BQK = logits_BQK.float()
     if ids_K is not None:
         return Output(logits_BQK, hidden, ids_K, vocab_size)
     short = vocab_size - logits_BQK.shape[-1]
     if short > 0:
         logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
-    return Output(logits_BQK[..., :vocab_size], hidden)
+    elif short < 0:
+        logits_BQK = logits_BQK[..., :vocab_size]
+    return Output(logits_BQK, hidden)
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

@@ -8,6 +8,7 @@ import ctypes
 import math
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -116,9 +117,17 @@ def give_back(tensor: Tensor, files: Mappings) -> None:
     >>> bool(kept.all())
     True
     """
+    first, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    if any(start <= first and end <= stop for start, stop in files):
+        forget(tensor)
+
+
+def forget(tensor: Tensor) -> None:
+    """Let the system have the pages of a contiguous tensor on a CPU that nobody reads any more,
+    ahead of its end: what is in it afterwards is not said."""
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < end and any(start <= first and end <= stop for start, stop in files):
+    if sys.platform == "linux" and first < end:
         advise = ctypes.CDLL(None).madvise
         advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 

@@ -37,9 +37,11 @@ def causal(tokens_BQ: Tensor, at_BQ: Tensor, wide: int, settled_B: Tensor | None
 
 def of_tree(tokens_BN: Tensor, tree: Tree, first_B: Tensor, wide: int) -> Nodes:
     """The nodes of a whole draft whose pending token is at position and slot `first_B`."""
-    slots_BN = first_B[:, None] + numbers(tree.nodes, first_B.device)
+    slots_BN = first_B[:, None]
+    if tree.nodes > 1:
+        slots_BN = slots_BN + numbers(tree.nodes, first_B.device)
     if tree.is_chain:  # depth is the node's number, and a node sees all that stands before it
-        return causal(tokens_BN, slots_BN, wide)
+        return causal(tokens_BN, slots_BN, wide, first_B)
     positions_BN = first_B[:, None] + tree.depth_BN
     seen = visible(tree.ancestors_BNN, first_B, 0, tree.nodes, wide)
     return Nodes(tokens_BN, positions_BN, slots_BN, seen, first_B)

@@ -91,8 +91,8 @@ class TokenBytes:
         return (self.bytes_V[token] or b"") if 0 <= token < len(self.bytes_V) else b""
 
     def spelled(self, ids: Sequence[int]) -> bytes:
-        """The bytes of tokens, side by side."""
-        return b"".join(self.bytes_V[number] or b"" for number in ids)
+        """The bytes of tokens, side by side; none of an unused id's."""
+        return b"".join(self.bytes_V[n] or b"" for n in ids if n < len(self.bytes_V))
 
     def encode(self, data: bytes, *, opens: bool = False) -> tuple[int, ...]:
         """Tokens that spell these bytes, as the tokenizer cuts them, without special ones.

@@ -79,7 +79,7 @@ def requests(path: Path) -> Iterator[BatchLine]:
             if not line.strip():
                 continue
             wanted = _read(line, number)
-            if wanted.custom_id is not None:
+            if wanted.fault is None and wanted.custom_id is not None:
                 before = places.setdefault(wanted.custom_id, number)
                 if before != number:
                     why = f"custom_id {wanted.custom_id!r} was given in line {before}; give another"
@@ -98,19 +98,20 @@ def _read(line: bytes, number: int) -> BatchLine:
     if not isinstance(custom_id, str) or not custom_id:
         return _faulty(line, number, f"custom_id must be a text; got {custom_id!r}")
     if told.get("method") != "POST":
-        return _faulty(line, number, f"method must be POST; got {told.get('method')!r}")
+        return _faulty(line, number, f"method must be POST; got {told.get('method')!r}", custom_id)
     if (url := told.get("url")) not in URLS:
-        return _faulty(line, number, f"url must be {' or '.join(URLS)}; got {url!r}")
+        return _faulty(line, number, f"url must be {' or '.join(URLS)}; got {url!r}", custom_id)
     if not isinstance(body, dict):
-        return _faulty(line, number, f"body must be an object; got {body!r}")
+        return _faulty(line, number, f"body must be an object; got {body!r}", custom_id)
     if more := told.keys() - {"custom_id", "method", "url", "body"}:
-        return _faulty(line, number, f"unknown field {min(more)!r}; leave it out")
+        return _faulty(line, number, f"unknown field {min(more)!r}; leave it out", custom_id)
     asked = json.dumps([custom_id, url, body], sort_keys=True)
     return BatchLine(_name(asked.encode()), custom_id, url, body)
 
 
-def _faulty(line: bytes, number: int, why: str) -> BatchLine:
-    return BatchLine(_name(b"%d %s" % (number, line)), None, fault=f"line {number}: {why[:400]}")
+def _faulty(line: bytes, number: int, why: str, custom_id: str | None = None) -> BatchLine:
+    name, fault = _name(b"%d %s" % (number, line)), f"line {number}: {why[:400]}"
+    return BatchLine(name, custom_id, fault=fault)
 
 
 def _name(text: bytes) -> str:

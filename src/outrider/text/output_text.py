@@ -198,6 +198,7 @@ def _is_token(value: Any) -> bool:
 
 _HALF = "\ufffd"  #: how characters end a text that are not complete
 _GOES_ON = {bytes([byte]) for byte in range(0x80, 0xC0)}  #: UTF-8 within a character
+_HEAD = 3  #: so many of these, at most
 _TAIL = 4  #: tokens of the prompt that are decoded along
 _WINDOW = 8  #: tokens that are decoded again with the next ones
 
@@ -214,6 +215,19 @@ def _complete(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The characters of these tokens that are complete."""
     data = spelling_of(tokenizer).spelled(ids)
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+
+
+def _is_utf8(data: bytes) -> bool | None:
+    """Whether these bytes are whole characters; None: others may make them so, ahead or behind."""
+    decoder, begun = (
+        codecs.getincrementaldecoder("utf-8")(),
+        data[:_HEAD].lstrip(b"".join(_GOES_ON)),
+    )
+    try:
+        decoder.decode(begun + data[_HEAD:])
+    except UnicodeDecodeError:
+        return False
+    return None if decoder.getstate()[0] or len(begun) < len(data[:_HEAD]) else True
 
 
 class Detokenizer:
@@ -237,7 +251,7 @@ class Detokenizer:
     ) -> None:
         if not all(stop_strings):
             raise ConfigurationError("a stop string is empty; got ''; remove it")
-        self.stop_strings, self._behind = tuple(stop_strings), behind
+        self.stop_strings, self._behind, self._tokenizer = tuple(stop_strings), behind, tokenizer
         self._text = partial(
             tokenizer.decode, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
@@ -287,15 +301,32 @@ class Detokenizer:
         """What is certain of the text now: a character that later tokens complete is not."""
         whole = self._text(self.ids[self._prefix :])
         sure, had = whole.rstrip(_HALF), self._had(whole)
-        if len(sure) <= had:
+        if len(sure) > had:
+            self.text += sure[had:]
+            self._known, had = (sure,), len(sure)
+            if sure == whole:
+                if len(self.ids) - self._prefix > _WINDOW:
+                    self._prefix = self._read
+                    self._known = (self._text(self.ids[self._prefix :]),)
+                self._read = len(self.ids)
+        if sure != whole and len(self.ids) - self._prefix > 2 * _WINDOW:
+            self._begin_later(whole, had)
+
+    def _begin_later(self, whole: str, had: int) -> None:
+        """Decode the last tokens alone from now on, where bytes that are no character go on.
+
+        Some decoders read a run of bytes as one: what is kept is broken without the others, or
+        tokens of whole characters.
+        """
+        kept = self.ids[-_WINDOW:]
+        rest, data = self._text(kept), spelling_of(self._tokenizer).spelled(kept)
+        utf8, told = _is_utf8(data), len(whole) - len(rest)
+        if utf8 and rest != "".join(self._text([token]) for token in kept):
             return
-        self.text += sure[had:]
-        self._known = (sure,)
-        if sure == whole:
-            if len(self.ids) - self._prefix > _WINDOW:
-                self._prefix = self._read
-                self._known = (self._text(self.ids[self._prefix :]),)
-            self._read = len(self.ids)
+        if utf8 is not None and len(data) > _HEAD and whole.endswith(rest):
+            self.text += whole[had:told]
+            self._known = (whole[told:had],)
+            self._prefix = self._read = len(self.ids) - _WINDOW
 
     def _had(self, whole: str) -> int:
         """How much of a text is known. Half a character that a prompt ends with, and no token

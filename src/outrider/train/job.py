@@ -121,9 +121,16 @@ class Result(NamedTuple):
     learnt: dict[str, int]  #: tokens by source
 
 
-def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) -> Result | None:
+def run(
+    speculator: Speculator,
+    model: PreTrainedModel,
+    task: Task,
+    show: Show,
+    say: Callable[[str], None] = lambda line: None,
+) -> Result | None:
     """Train a draft for the target that this speculator runs; `model` is its transformers model.
 
+    `say` is told a line where an earlier run is gone on with.
     None: interrupted while it trained, and saved. Raises ConfigurationError for texts that cannot
     be used and targets without states to read.
     """
@@ -149,6 +156,7 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
     before_at = work / "before.json"
     if trainer.resume() and before_at.exists():
         before = Alpha.of(json.loads(before_at.read_text("utf-8")))
+        say(f"going on from {task.plan.reached(trainer.progress)}: {trainer.checkpoint}")
     else:
         before = alpha(target, student, measured, lambda n, of: show("alpha before", n, of))
         before_at.write_text(json.dumps(before.as_dict()), "utf-8")
@@ -157,7 +165,7 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
         first = sums[0]
         entropy, agreed = (float(each) / max(first.places, 1) for each in first[:3:2])
         text = f"step {progress.step}: loss {entropy:.2f}, agreement {agreed:.2f}"
-        show(text, int(1000 * task.plan.spent(progress)), 1000)
+        show(text, *task.plan.progress(progress))
 
     if not trainer.train(report):
         return None

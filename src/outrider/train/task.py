@@ -49,6 +49,22 @@ class Plan:
             return progress.step / self.steps
         return progress.seconds / (self.minutes * 60)
 
+    def progress(self, progress: "Progress") -> tuple[int, int]:
+        """Steps, or seconds, that are done, and of how many."""
+        total = self.steps or max(round(self.minutes * 60), 1)
+        return int(min(self.spent(progress), 1.0) * total), total
+
+    def reached(self, progress: "Progress") -> str:
+        """The same in words.
+
+        >>> from outrider.train.trainer import Progress
+        >>> Plan(steps=400).reached(Progress(80)), Plan(2.0).reached(Progress(80, seconds=60.0))
+        ('step 80 of 400', 'step 80, 1.0 of 2 minutes')
+        """
+        if self.steps is not None:
+            return f"step {progress.step} of {self.steps}"
+        return f"step {progress.step}, {progress.seconds / 60:.1f} of {self.minutes:g} minutes"
+
     def scale(self, spent: float) -> float:
         """The learning rate after this share of the training, as a share of its peak.
 

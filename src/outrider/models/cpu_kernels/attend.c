@@ -37,15 +37,21 @@ void outrider_reach(const Sizes *at, const uint8_t *visible, int32_t *count, int
     }
 }
 
-/* Rotary factors of nodes, each [count, bytes], from tables of so many places; 2: there is no such place. */
-int outrider_factors(
-    int64_t count, int64_t places, int64_t bytes, const int64_t *at, const void *cos, const void *sin,
-    void *to_cos, void *to_sin) {
-    for (int64_t node = 0; node < count; node++) {
-        if (at[node] < 0 || at[node] >= places) return 2;
-        memcpy((char *)to_cos + node * bytes, (const char *)cos + at[node] * bytes, bytes);
-        memcpy((char *)to_sin + node * bytes, (const char *)sin + at[node] * bytes, bytes);
+/* What all layers ask of nodes: in `room` their rotary factors, each [B, Q, E], from tables of so
+ * many places, and how far they see, each [B, Q]. 2: there is no such place. */
+int outrider_nodes(
+    const Sizes *at, const uint8_t *visible, const int64_t *positions, int64_t places,
+    const void *cos, const void *sin, void *room) {
+    const int64_t nodes = at->B * at->Q, bytes = at->E * (at->is_half ? sizeof(half) : sizeof(float));
+    char *to_cos = room, *to_sin = to_cos + nodes * bytes;
+    for (int64_t node = 0; node < nodes; node++) {
+        const int64_t place = positions[node];
+        if (place < 0 || place >= places) return 2;
+        memcpy(to_cos + node * bytes, (const char *)cos + place * bytes, bytes);
+        memcpy(to_sin + node * bytes, (const char *)sin + place * bytes, bytes);
     }
+    int32_t *count = (int32_t *)(to_sin + nodes * bytes);
+    outrider_reach(at, visible, count, count + nodes);
     return 0;
 }
 

@@ -408,13 +408,20 @@ def _look() -> Library | _Order | str:
 def _kept(name: str, order: _Order) -> Library | _Order | str:
     """The library of this name in a folder of ours, or where and whether to make it."""
     usual = calibrate.cache_dir() / "kernels"
-    found = _in(usual, name, order)
-    if not isinstance(found, _Order) or _writable(usual):
-        return found
+    writable, unfit = _writable(usual), "read-only"
+    if _noexec(usual):
+        unfit = "mounted noexec"
+    else:
+        found = _in(usual, name, order)
+        if not isinstance(found, _Order) or writable:
+            return found
     other = calibrate.homeless() / "kernels"
-    if not _writable(other):
-        return f"no folder to keep a library in: neither {str(usual)!r} nor {str(other)!r}"
-    note = f"{order.note} ({str(usual)!r} is read-only)"
+    if not _writable(other) or _noexec(other):
+        return (
+            f"no folder to keep a library in: neither {str(usual)!r} ({unfit}) nor {str(other)!r} "
+            "can be written to and run from; set XDG_CACHE_HOME to one that can"
+        )
+    note = f"{order.note} ({str(usual)!r} is {unfit})"
     return _in(other, name, dataclasses.replace(order, note=note))
 
 
@@ -436,6 +443,14 @@ def _writable(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _noexec(folder: Path) -> bool:
+    """Whether no library can be loaded from it."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
 
 
 def _digest(about: object) -> str:

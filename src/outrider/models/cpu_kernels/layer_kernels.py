@@ -26,7 +26,6 @@ ROUNDING = BatchInvariance(skipped=(), trees=True)
 LANES, WIDEST = 16, 256  #: of attend.c
 DTYPES = (torch.bfloat16, torch.float32)  #: of states, and of the cache
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_FACTORS = (*(_WHOLE,) * 3, *(_POINTER,) * 5)
 
 
 class _AttentionSizes(ctypes.Structure):
@@ -69,8 +68,7 @@ class CpuKernels:
         self.dtype = cos.dtype
         self.is_half = cos.dtype == torch.bfloat16
         self.tiles = tile_kernels.unsupported_reason(cos) is None
-        self.factors = build.function("outrider_factors", _FACTORS)
-        self.reach = build.function("outrider_reach", (_POINTER,) * 4)
+        self.nodes = build.function("outrider_nodes", (*(_POINTER,) * 3, _WHOLE, *(_POINTER,) * 3))
         self.attend = build.function("outrider_attend", (_POINTER,) * 11)
         widths = (_WHOLE,) * 4  # rows, width, threads, whether in half precision
         self.norm = build.function("outrider_norm", (*widths, ctypes.c_float, *(_POINTER,) * 5))
@@ -91,31 +89,27 @@ class KernelCall:
     def __init__(self, of: CpuKernels, nodes: Nodes) -> None:
         self.of = of
         self.threads = torch.get_num_threads()
-        self.nodes = Nodes(*map(Tensor.contiguous, nodes))
-        if {nodes.positions_BQ.dtype, nodes.slots_BQ.dtype} != {torch.int64}:
-            raise TypeError(
-                f"positions in {nodes.positions_BQ.dtype}, slots {nodes.slots_BQ.dtype}"
-            )
-        batch, queries, wide = nodes.visible_BQW.shape
-        self.factors = of.cos.new_empty(2, batch, queries, of.cos.shape[1])
-        self.counts = of.cos.new_empty(2, batch, queries, dtype=torch.int32)
-        shape = of.shape
+        positions, slots, visible = map(Tensor.contiguous, nodes[1:4])
+        if not positions.dtype is slots.dtype is torch.int64:
+            raise TypeError(f"positions in {positions.dtype}, slots {slots.dtype}")
+        batch, queries, wide = visible.shape
+        shape, cos, sin = of.shape, of.cos, of.sin
+        each, count = shape.size * cos.itemsize, batch * queries
+        #: Factors of both kinds, and two tables of how far nodes see (`outrider_nodes`).
+        self.room = cos.new_empty(count * (2 * each + 8), dtype=torch.uint8)
+        self.kept = positions, slots, visible  # what addresses point to
         self.sizes = _AttentionSizes(
             batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads,
             of.tiles, of.is_half,
         )  # fmt: skip
-        self.at = ctypes.addressof(self.sizes)
-        self.read = list(map(Tensor.data_ptr, (self.nodes.visible_BQW, *self.counts)))
-        of.reach(self.at, *self.read)
-        half = self.factors.nbytes // 2
-        cos = self.factors.data_ptr()
-        self.tables = [cos, cos + half, self.nodes.slots_BQ.data_ptr()]
-        places, count = of.cos.shape[0], batch * queries
-        if count and of.factors(
-            count, places, half // count, self.nodes.positions_BQ.data_ptr(), of.cos.data_ptr(),
-            of.sin.data_ptr(), *self.tables[:2],
-        ):  # fmt: skip
-            raise IndexError(f"a position beyond the {places} that there are factors of")
+        self.at, room, seen = ctypes.addressof(self.sizes), self.room.data_ptr(), visible.data_ptr()
+        ahead = room + count * (2 * each + 4)
+        self.tables = room, room + count * each, slots.data_ptr()
+        self.read = seen, ahead - 4 * count, ahead
+        if of.nodes(
+            self.at, seen, positions.data_ptr(), cos.shape[0], cos.data_ptr(), sin.data_ptr(), room
+        ):
+            raise IndexError(f"a position beyond the {cos.shape[0]} that there are factors of")
 
     def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """One call for the sum and its norm."""

@@ -68,13 +68,14 @@ int64_t outrider_contenders(
 }
 
 /* The `count` largest of each row that are at most `gap` below its largest and not below its
- * floor, in order, of equals the first; -1 behind them, and where something is not a number. */
+ * floor, in order, of equals the first, and what they are in `best`; -1 and -inf behind them, and
+ * where something is not a number. */
 void outrider_likely(
     int64_t rows, int64_t vocab, int64_t count, float gap, const float *logits,
-    const float *floors, int64_t *found
+    const float *floors, int64_t *found, float *best
 ) {
-    for (int64_t r = 0; r < rows; r++, logits += vocab, found += count) {
-        float best[count]; /* the last of them is the bar that others must pass */
+    /* the last of the best is the bar that others must pass */
+    for (int64_t r = 0; r < rows; r++, logits += vocab, found += count, best += count) {
         marks none = no_number(all(0));
         int64_t kept = 0;
         for (int64_t k = 0; k < count; k++) best[k] = -INFINITY;
@@ -104,6 +105,6 @@ void outrider_likely(
         float least = any(none) ? NAN : best[0] - gap;
         if (floors && floors[r] > least) least = floors[r];
         while (kept < count && best[kept] > -INFINITY && best[kept] >= least) kept++;
-        for (; kept < count; kept++) found[kept] = -1;
+        for (; kept < count; kept++) found[kept] = -1, best[kept] = -INFINITY;
     }
 }

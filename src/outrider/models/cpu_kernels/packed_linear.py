@@ -126,7 +126,7 @@ class PackedWeight:
             ids.data_ptr(), self.panels.data_ptr(), out.data_ptr(),
         ):  # fmt: skip
             raise IndexError(f"an id outside the weight's {self.outputs} rows")
-        return out[..., : self.inputs]
+        return out if self.wide == self.inputs else out[..., : self.inputs]
 
     def dequantize(self) -> Tensor:
         """float32 [outputs, inputs], as `gguf.quants.dequantize` computes it."""

@@ -54,17 +54,22 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
             guesses = _guesses(draft.laws, len(rows))
         if not (np.isfinite(tops).all() and np.isfinite(guesses).all()):
             largest = tops, guesses
-    block = _lists(draft, verdict, rows, largest)
-    emitted_B, reason_B, drafted_B, overlaps_B = host_tables.numbers(
-        [block.emitted, block.reason, block.drafted, block.overlaps]
-    ).unbind(0)
+    block, none = _lists(draft, verdict, rows, largest), host_tables.nothing(len(rows))
+    reason_B, drafted_B, overlaps_B, overlap_B = ends.reason_B, *[none.whole_B] * 2, none.float_B
+    if block.reason != [row.reason for row in rows]:
+        reason_B = host_tables.numbers(block.reason)
+    if any(block.drafted):
+        drafted_B = host_tables.numbers(block.drafted)
+    if any(block.overlaps):
+        overlap_B = torch.from_numpy(np.array(block.overlap, dtype=np.float32))
+        overlaps_B = host_tables.numbers(block.overlaps)
     return StepTensors(
         host_tables.numbers(block.tokens),
-        emitted_B,
+        host_tables.numbers(block.emitted),
         reason_B,
         verdict.count_B,
         drafted_B,
-        torch.from_numpy(np.array(block.overlap, dtype=np.float32)),
+        overlap_B,
         overlaps_B,
         ends.length_B,
         block,
@@ -75,9 +80,12 @@ def _lists(
     draft: Draft, verdict: Verdict, rows: list[_CommittedRow], largest: tuple[Array, Array] | None
 ) -> StepLists:
     """What each row emits; with the largest logits of its laws, where some are not finite."""
-    counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
-    paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
-    offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
+    following: list[int] = verdict.next_B.tolist()
+    counts, offered, paths = [0] * len(rows), [0], [list[int]()] * len(rows)
+    if draft.tree.max_depth:
+        counts, drafted = verdict.count_B.tolist(), draft.tokens_BN.tolist()
+        paths = verdict.path_BD.tolist()
+        offered = [int(np.count_nonzero(each)) for each in draft.draws_BNK.numpy() >= 0]
     offered = offered * (len(rows) // len(offered))  # a table may be shared
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = StepLists([], [], [], counts, [], [], [])

@@ -7,7 +7,7 @@ model has swept the processor's caches.
 import math
 import threading
 from collections.abc import Callable, Hashable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -105,5 +105,24 @@ def verdict(
     if overlaps is not None:
         padded = [shared + [math.nan] * (depth - len(shared)) for _, _, shared in walks]
         shares = torch.from_numpy(np.array(padded, dtype=overlaps))
-    paths_BD = numbers(paths).view(len(walks), depth)
-    return Verdict(paths_BD, numbers(counts), numbers(following), shares)
+    if not depth:
+        none = nothing(len(walks))
+        return Verdict(none.path_BD, none.whole_B, numbers(following), shares)
+    return Verdict(numbers(paths), numbers(counts), numbers(following), shares)
+
+
+class Nothing(NamedTuple):
+    """What rows without a draft have: no path, and zeros."""
+
+    path_BD: torch.Tensor
+    whole_B: torch.Tensor
+    float_B: torch.Tensor
+
+
+@cache
+def nothing(rows: int) -> Nothing:
+    """Of so many rows. It is never written to, so that it is made once."""
+    with torch.inference_mode(False):
+        whole_B = torch.zeros(rows, dtype=torch.int64, device="cpu")
+        one_B = whole_B.new_zeros(rows, dtype=torch.float32)
+        return Nothing(whole_B.new_zeros(rows, 0), whole_B, one_B)

@@ -28,15 +28,17 @@ def verify(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token; needs no draft law."""
     laws = scores.laws
     batch, nodes = laws.logits_BRV.shape[:2]
-    depth = draft.tree.max_depth
-    tokens, kids = draft.tokens_BN.tolist(), draft.draws_BNK.tolist()
-    inverse = laws.inverse_temperature_B.tolist()
-    seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
+    depth, inverse = draft.tree.max_depth, [math.inf] * batch
+    if depth:
+        tokens, kids = draft.tokens_BN.tolist(), draft.draws_BNK.tolist()
+    if laws.greedy != "all":  # greedy rows have no noise
+        inverse = laws.inverse_temperature_B.tolist()
+        seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
     known = None if laws.greedy == "none" else cached_top_tokens(laws)
     results: list[tuple[list[int], int, list[float]]] = []
     for b in range(batch):
-        table = kids[b % len(kids)]  # rows may share one
+        table = kids[b % len(kids)] if depth else ()  # rows may share one
         path: list[int] = []
         node, going = 0, True
         while going:

@@ -28,7 +28,7 @@ from outrider.types import Laws
 from outrider.types.drafts import Host
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_LIKELY = (_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, _POINTER, _POINTER, _POINTER)
+_LIKELY = (_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, *(_POINTER,) * 4)
 MOST = 8  #: tokens of a law that are found in one pass
 compiled = cache(build.function)  #: asking for one takes as long as some of them
 
@@ -69,13 +69,9 @@ def cached_top_tokens(laws: Laws) -> TopTokens | None:
         return None
     if not once.asked:
         once.asked = True
-        rows = laws.logits_BRV.detach().numpy().reshape(-1, laws.logits_BRV.shape[-1])
-        tokens = _in_one_pass(rows, None, MOST, math.inf) if rows.size else None
-        if tokens is not None:
-            found = np.take_along_axis(rows, tokens, 1)
-            found[tokens < 0] = -np.inf
-            ids: list[list[int]] = tokens.tolist()
-            once.peaks = TopTokens(ids, found.tolist(), min(ids)[0] >= 0)
+        found = _in_one_pass(laws.logits_BRV, None, MOST, math.inf)
+        if found is not None and found[0]:
+            once.peaks = TopTokens(*found, min(found[0])[0] >= 0)
     return once.peaks
 
 
@@ -102,9 +98,9 @@ def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[l
     batch, rows, vocab = laws.logits_BRV.shape
     whole = native(laws.logits_BRV).reshape(-1, vocab)
     limits = None if laws.floor_BR is None else laws.floor_BR.numpy().ravel()
-    at_once = _in_one_pass(whole, limits, count, gap)
+    at_once = _in_one_pass(torch.from_numpy(whole), limits, count, gap)
     if at_once is not None:
-        found = [[token for token in row if token >= 0] for row in at_once.tolist()]
+        found = [[token for token in row if token >= 0] for row in at_once[0]]
     else:
         found = []
         for z, floor in zip(whole, floors, strict=True):
@@ -113,22 +109,35 @@ def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[l
     return [found[at : at + rows] for at in range(0, batch * rows, rows)]
 
 
-def _in_one_pass(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
-    """`top_tokens` of rows [R, V] by the compiled loop, [R, count]; None: there is none."""
-    if logits.dtype != np.float32:
+@cache
+def _tables(
+    size: int,
+) -> tuple[type[ctypes.Array[ctypes.c_int64]], type[ctypes.Array[ctypes.c_float]]]:
+    """Types of tables of so many numbers: ctypes forgets a type that nobody holds."""
+    return _WHOLE * size, ctypes.c_float * size
+
+
+def _in_one_pass(
+    logits: Tensor, floors: Array | None, count: int, gap: float
+) -> tuple[list[list[int]], list[list[float]]] | None:
+    """`top_tokens` of every row of logits [..., V] by the compiled loop, and their logits, `count`
+    of each; None: there is none."""
+    if logits.dtype is not torch.float32:
         return None
     try:
         run = compiled("outrider_likely", _LIKELY)
     except RuntimeError:
         return None
-    rows = np.ascontiguousarray(logits)
-    found = np.empty((len(rows), count), dtype=np.int64)
+    size = logits.shape[:-1].numel() * count
+    whole, (tokens, values) = logits.contiguous(), _tables(size)
+    found, best = tokens(), values()
     least = None if floors is None else np.ascontiguousarray(floors, dtype=np.float32)
     run(
-        *rows.shape, count, gap, rows.ctypes.data,
-        None if least is None else least.ctypes.data, found.ctypes.data,
+        size // count, logits.shape[-1], count, gap, whole.data_ptr(),
+        None if least is None else least.ctypes.data, found, best,
     )  # fmt: skip
-    return found
+    rows = range(0, size, count)
+    return [found[at : at + count] for at in rows], [best[at : at + count] for at in rows]
 
 
 _FIRST, _NEXT, _LAST = 1e-2, 3e-2, 1e-12

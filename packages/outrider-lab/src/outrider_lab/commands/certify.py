@@ -203,7 +203,10 @@ def command(
 
 def _print(report: "CertifyReport") -> None:
     setup = report.setup
-    out.print(f"{setup['drafter']} verified by {setup['rule']}\n", style="bold", markup=False)
+    lossy = "" if setup["rule_says_exact"] else " (lossy: it changes the distribution)"
+    out.print(
+        f"{setup['drafter']} verified by {setup['rule']}{lossy}\n", style="bold", markup=False
+    )
     for test in report.tests:
         mark = "--    " if not test.conclusive else "ok    " if test.passed else "FAILED"
         chance = " " * 11 if test.p_value is None else f"p = {test.p_value:<7.2g}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import options, typed_values
-from outrider.cli.console import counter, figures, out, put
+from outrider.cli.console import LOADING, counter, figures, out, put, working
 
 if TYPE_CHECKING:
     from outrider_lab.certify.report import Row
@@ -99,7 +99,8 @@ def compare(
         packed,
         trust_remote_code,
     )
-    comparison = Comparison(plan)
+    with working(LOADING):
+        comparison = Comparison(plan)
     with counter("measuring", comparison.total) as advance:
         comparison.run(advance)
     document = comparison.document()

@@ -205,7 +205,7 @@ def _used(context: typer.Context, tries: bool, measures: bool) -> None:
 
 def _choose(asked: "ChoiceRequest", as_json: bool) -> None:
     """Try drafters on prompts, and say which one pays."""
-    from outrider_lab.papers.record import table
+    from outrider_lab.papers.record import console, table
     from outrider_lab.tasks import chooser
 
     with bar("plan") as progress:
@@ -216,8 +216,8 @@ def _choose(asked: "ChoiceRequest", as_json: bool) -> None:
     title = (
         f"times plain decoding's speed, {asked.new_tokens} tokens each, T = {asked.temperature:g}"
     )
-    out.print(table(title, found["drafters"]))
-    out.print(advice, markup=False)
+    console.print(table(title, found["drafters"]))
+    console.print(advice, markup=False)
 
 
 def _sizes(

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.console import bar
+from outrider import verifiers
+from outrider.cli.console import LOADING, bar, working
 from outrider_lab.bench.prompts import read_prompts, read_rows
 from outrider_lab.images.command import images
 from outrider_lab.papers import options
 from outrider_lab.papers.chen_command import chen
 from outrider_lab.papers.options import RESULTS
-from outrider_lab.papers.record import console, folder, show
+from outrider_lab.papers.record import console, draft_of, folder, show
 from outrider_lab.papers.wagner_command import wagner
 from outrider_lab.peers.command import peers
 from outrider_lab.tasks.command import tasks
@@ -73,10 +74,12 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         timed: Annotated[
             int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")
         ] = 20,
+        rule: options.Rule = None,
     ) -> None:
         from outrider.errors import ConfigurationError
         from outrider_lab.papers import tree_runs, tree_tables, trees
 
+        own = verifiers.named(rule)
         groups = trees.draft_lengths() if name == "draft-length" else trees.budgets()
         if only is not None:
             wanted = only.split(",")
@@ -100,6 +103,8 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             )
         pair = asked.pair()
         rows = read_rows(asked.prompts)
+        if own is not None:
+            groups = trees.with_rule(groups, own, draft_of(pair))
         with bar(name) as progress:
             tables = tree_tables.run(
                 name, groups, pair, rows, plan, asked.out, progress, asked.pictures
@@ -142,6 +147,7 @@ def k_sweep(
     from outrider_lab.papers import k_sweep as experiment
     from outrider_lab.papers.published import CHEN_FIGURE
 
+    verifier = verifiers.get(rule)  # or UnknownName, before models are read
     with bar("k-sweep") as progress:
         tables = experiment.run(
             asked.pair(),
@@ -155,8 +161,9 @@ def k_sweep(
             seed=asked.seed,
             pictures=asked.pictures,
         )
+    by = verifiers.listed([verifier])[0]
     titles = {
-        "k": f"draft length K, batch 1, rule {rule}, {_law(temperature, top_p)}",
+        "k": f"draft length K, batch 1, rule {by}, {_law(temperature, top_p)}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
     show(k_sweep, tables, titles, asked.out)
@@ -285,6 +292,10 @@ def speed(
     num_speculative_tokens: Annotated[
         int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Length of the chain.")
     ] = 4,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="That verifies it, one of your own (entry point), too. Default: block."),
+    ] = None,
 ) -> None:
     """What speculation is worth: against plain decoding, at three temperatures, with its ceiling.
 
@@ -296,20 +307,26 @@ def speed(
     folder(asked.out)
     texts = read_prompts(asked.prompts, 20 if asked.quick else 30)
     alone = asked.target is not None and asked.draft is None
-    pair = load_to_measure(
-        asked.target,
-        asked.draft,
-        drafter="prompt_lookup" if alone else None,
-        num_speculative_tokens=num_speculative_tokens,
-        dtype=asked.dtype,
-        threads="auto" if asked.threads is None else asked.threads,
-    )
+    verifiers.named(rule)  # or UnknownName, before models are read
+    with working(LOADING):
+        pair = load_to_measure(
+            asked.target,
+            asked.draft,
+            drafter="prompt_lookup" if alone else None,
+            rule=rule,
+            num_speculative_tokens=num_speculative_tokens,
+            dtype=asked.dtype,
+            threads="auto" if asked.threads is None else asked.threads,
+        )
     tokens, repeats = (32, 1) if asked.quick else (64, 2)
     with bar("speed") as progress:
         tables = experiment.run(
             pair, texts, asked.out, progress, new_tokens=tokens, repeats=repeats
         )
-    title = f"{len(texts)} prompts, {tokens} tokens, {pair.engine.drafter.name}, decoding alone"
+    drafts = pair.engine.drafter.name
+    if pair.engine.rule is not None and rule is not None:
+        drafts += f" with rule {verifiers.listed([pair.engine.rule])[0]}"
+    title = f"{len(texts)} prompts, {tokens} tokens, {drafts}, decoding alone"
     show(speed, tables, {"speed": f"times faster than plain decoding: {title}"}, asked.out)
 
 

@@ -51,6 +51,10 @@ Seed = Annotated[int, typer.Option(help="Of all draws; recorded with the results
 TopP = Annotated[
     float, typer.Option(help="Nucleus: only the likeliest tokens up to this mass; 1 is off.")
 ]
+Rule = Annotated[
+    str | None,
+    typer.Option(help="A rule by name, of your own, too (entry point); beside the paper's."),
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 RESULTS = Path("bench-results")
 
@@ -74,6 +78,7 @@ class PaperRequest:
 
         What is missing for the results is said before anything is loaded or measured.
         """
+        from outrider.cli.console import LOADING, working
         from outrider_lab.bench.machine import load_to_measure
 
         folder(self.out)
@@ -82,7 +87,8 @@ class PaperRequest:
         count = "auto" if self.threads is None else self.threads
         models = self.target, self.draft
         how = {"dtype": self.dtype, "threads": count, "planner": "fixed"}
-        return load_to_measure(*models, drafter=drafter, **how)
+        with working(LOADING):
+            return load_to_measure(*models, drafter=drafter, **how)
 
     def pair(self) -> "Speculator":
         """The pair."""

@@ -152,7 +152,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     fields = list(dict.fromkeys(key for row in rows for key in row))
     for name in fields:
         numeric = all(isinstance(row.get(name, 0), (int, float, type(None))) for row in rows)
-        shown.add_column(name, justify="right" if numeric else "left")
+        shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         shown.add_row(*(_shown(row.get(name)) for name in fields))
     return shown

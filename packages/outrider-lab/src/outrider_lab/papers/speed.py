@@ -6,7 +6,8 @@ would allow if everything else were free (`measure.SpeedCeiling`); each is measu
 it can be passed by a little.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 from outrider.cli.console import Show
@@ -38,11 +39,19 @@ def run(
         "new tokens": new_tokens,
         "repeats": repeats,
     } | record.of_pair(pair.notes)
+    if pair.engine.rule is not None:  # asked for by name
+        settings["rule"] = pair.engine.rule.name
     store = record.Store(out, "speed", settings)
     rows: list[record.Row] = []
+    calls = 2 * repeats * len(prompts)
     for number, t in enumerate(TEMPERATURES):
-        progress(f"T = {t:g}", number, len(TEMPERATURES))
-        found = store.get(f"T {t:g}", _measured, pair, prompts, t, new_tokens, repeats)
+        done = count(number * calls)
+
+        def tell(t: float = t, done: Iterator[int] = done) -> None:
+            progress(f"T = {t:g}", next(done), calls * len(TEMPERATURES))
+
+        tell()
+        found = store.get(f"T {t:g}", _measured, pair, prompts, t, new_tokens, repeats, tell)
         rows.append({"T": t} | found["figures"])
     tables = {"speed": rows}
     store.write(tables)
@@ -50,13 +59,18 @@ def run(
 
 
 def _measured(
-    pair: Speculator, prompts: Sequence[str], t: float, new_tokens: int, repeats: int
+    pair: Speculator,
+    prompts: Sequence[str],
+    t: float,
+    new_tokens: int,
+    repeats: int,
+    tell: Callable[[], None],
 ) -> record.Row:
     """Both arms on every prompt at one temperature."""
     arms = {PLAIN: pair.plain(), SPECULATIVE: pair}
     stop = Stop(new_tokens, token_ids=())
     trials = measure.interleave(
-        arms, prompts, lambda number: SamplingParams(t, seed=number), stop, repeats
+        arms, prompts, lambda number: SamplingParams(t, seed=number), stop, repeats, tell
     )
     ratio = measure.ratio(trials, SPECULATIVE, PLAIN)
     top = measure.ceiling(trials, SPECULATIVE, PLAIN)

@@ -19,10 +19,9 @@ from outrider.text.output_text import Stop
 from outrider.text.speculator import Speculator
 from outrider_lab.papers import record
 from outrider_lab.papers.score_code import parses, similarity
-from outrider_lab.papers.trees import PLAIN, TreeArm
+from outrider_lab.papers.trees import PLAIN, Groups, TreeArm
 
 Prompts = Sequence[dict[str, str]]
-Groups = dict[int, list[TreeArm]]
 
 
 @dataclass(frozen=True)

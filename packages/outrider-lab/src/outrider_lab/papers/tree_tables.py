@@ -12,8 +12,8 @@ from outrider_lab.bench import intervals
 from outrider_lab.flops import empty
 from outrider_lab.papers import record, tree_published, tree_runs
 from outrider_lab.papers.record import Tables
-from outrider_lab.papers.tree_runs import Groups, Measured, Prompts, TreePlan, efficiency
-from outrider_lab.papers.trees import PLAIN, TreeArm
+from outrider_lab.papers.tree_runs import Measured, Prompts, TreePlan, efficiency
+from outrider_lab.papers.trees import PLAIN, Groups, TreeArm
 from outrider_lab.theory.length import memory_bound_speedup
 
 #: whose block efficiency is compared: the first is said to be the better

@@ -4,12 +4,14 @@ SD, block verification, SpecInfer, SpecTr, RSD-C, RSD-S, and hub nodes with trav
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from outrider import arguments, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, Root
-from outrider.types import Drafter, LanguageModel
+from outrider.types import Drafter, LanguageModel, Verifier
 
 Counts = tuple[int, ...]
+Groups = dict[int, list["TreeArm"]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _arms(
     return found
 
 
-def draft_lengths() -> dict[int, list[TreeArm]]:
+def draft_lengths() -> Groups:
     """C.3.1: draft length L -> arms."""
     return {
         2: _arms([2], [(2, 2), (3, 2)], [(2, 2), (2, 1), (3, 1)]),
@@ -69,7 +71,7 @@ def draft_lengths() -> dict[int, list[TreeArm]]:
     }
 
 
-def budgets() -> dict[int, list[TreeArm]]:
+def budgets() -> Groups:
     """C.3.2: tokens that the target scores in a call, the pending one left out -> arms."""
     return {
         6: _arms([6], [(2, 3), (3, 2)], [(2, 1, 1), (2, 2), (3, 1)]),
@@ -78,3 +80,34 @@ def budgets() -> dict[int, list[TreeArm]]:
         21: _arms([21], [(3, 7), (7, 3)], [(3,) + (1,) * 6, (3, 2, 2), (7, 1, 1)]),
         30: _arms([30], [(5, 6), (6, 5)], [(2,) * 4, (5,) + (1,) * 5, (6, 1, 1, 1, 1)]),
     }
+
+
+def with_rule(groups: Groups, rule: Verifier, model: LanguageModel) -> Groups:
+    """The same, with an arm more for every tree that this rule can verify: "RSD-C + mine".
+
+    Raises ConfigurationError if it can verify none of them.
+    """
+    label = verifiers.listed([rule])[0]
+    found: Groups = {}
+    for group, arms in groups.items():
+        there = {(_drawn(arm), arm.tree) for arm in arms if arm.rule == rule.name}
+        more = {}
+        for arm in arms:
+            drafter = arm.make(model)
+            chain = all(shape.is_chain for shape in drafter.shapes)
+            if verifiers.supports(rule, drafter.kinds, chain):
+                new = replace(arm, method=f"{_drawn(arm)} + {label}", rule=rule.name)
+                more[_drawn(arm), arm.tree] = new
+        found[group] = [*arms, *(new for key, new in more.items() if key not in there)]
+        if not more:
+            arguments.refuse(
+                "--rule", "one that verifies chains or trees that are drawn", rule.name,
+                f"see its kinds ({', '.join(sorted(kind.name.lower() for kind in rule.kinds))})",
+            )  # fmt: skip
+    return found
+
+
+def _drawn(arm: TreeArm) -> str:
+    """The method whose tree this is, whatever verifies it."""
+    drawn = arm.method.removesuffix(" + traversal")
+    return {"block": "SD", "SpecTr": "SpecInfer"}.get(drawn, drawn)

@@ -98,8 +98,9 @@ class RunningServer:
         import openai
 
         self.arm, self.process = arm, EngineProcess(arm.python, arm.words)
-        # Every answer has a connection of its own: a server may close an idle one at any time.
-        anew = openai.DefaultHttpxClient(headers={"Connection": "close"})
+        # Every answer has a connection of its own: a server may close an idle one at any time. It
+        # goes past proxies of the environment.
+        anew = openai.DefaultHttpxClient(headers={"Connection": "close"}, trust_env=False)
         self.client = openai.OpenAI(
             base_url=f"{self.process.ready['address']}/v1",
             api_key="none",
