@@ -106,7 +106,7 @@ def bigrams(draft: Draft) -> list[list[tuple[int | None, int]]]:
     tokens, parents = draft.tokens_BN.tolist(), draft.tree.parent_BN.tolist()
     if draft.tree.nodes == 1:
         return [[(None, token)] for (token,) in tokens]
-    counts = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
+    counts = [int(np.count_nonzero(each)) for each in draft.draws_BNK.numpy() >= 0]
     parents *= len(tokens) // len(parents)  # a topology may be shared,
     counts *= len(tokens) // len(counts)  # and what is there of it
     found: list[list[tuple[int | None, int]]] = []

@@ -43,8 +43,7 @@ def commit_tokens(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) ->
     """The tokens of a step and why rows end."""
     if ends.length_B.shape[0] > _FEW_ROWS:
         return walking.commit_tokens(draft, scores, verdict, ends)
-    columns = zip(*map(torch.Tensor.tolist, ends), strict=True)
-    rows: list[_CommittedRow] = list(map(_CommittedRow._make, columns))
+    rows = list(map(_CommittedRow, *map(torch.Tensor.tolist, ends)))
     peaks = top_tokens.cached_top_tokens(scores.laws) if scores.dead_BN is None else None
     largest: tuple[Array, Array] | None = None
     if peaks is None or not peaks.sound or draft.laws is not None:  # seldom
