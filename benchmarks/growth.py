@@ -7,7 +7,8 @@ costs a step what a read prompt would. Their tokens are drawn at random, as are 
 written (T = 1), and the head has never been trained, so that drafts are of little use: what is
 asked is what drafting costs where it cannot pay. Planners decide as they do in runs. Arms take
 turns, blocks of steps of the same rows; told is the median block of each: thread CPU milliseconds
-of a step inside the target and outside of it, and speed beside plain decoding's. The bytes that a
+of a step inside the target and outside of it, and speed beside plain decoding's, of the median
+block and of all of them together: whether a guess is kept decides about a block. The bytes that a
 plain step reads are the weights and the keys and values of all rows; a term that grows faster than
 they do from one length to the next is marked. Writes growth.json and growth.svg to DIR (--out).
 """
@@ -86,10 +87,10 @@ def engines(model: str, arms: list[str], folder: str, dtype: str) -> dict[str, E
 
 
 def begun(
-    engine: Engine, rows: int, length: int, steps: int, temperature: float = 1.0
+    engine: Engine, rows: int, length: int, steps: int, temperature: float = 1.0, text: int = 0
 ) -> EngineRun:
-    """A run whose rows all have so many tokens, behind its first steps."""
-    draws = random.Random(length)
+    """A run whose rows all have so many tokens of one of many texts, behind its first steps."""
+    draws = random.Random(f"{length} {text}" if text else length)
     vocab = engine.target.vocab_size
     requests = [
         Request(
@@ -132,16 +133,17 @@ def block(run: EngineRun, steps: int, model: Any) -> dict[str, float]:
 def measured(
     every: dict[str, Engine], rows: int, length: int, asked: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Medians of each arm's blocks; arms take turns."""
+    """Medians of each arm's blocks, of all texts; arms take turns."""
     steps, blocks = asked.steps, asked.blocks
     how = rows, length, steps * (blocks + 1), asked.temperature
-    runs = {name: begun(engine, *how) for name, engine in every.items()}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
-    for number in range(blocks + 1):
-        for name, run in runs.items():
-            told = block(run, steps, every[name].target)
-            if number:  # the first one warms up
-                found[name].append(told)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in every}
+    for text in range(asked.texts):
+        runs = {name: begun(engine, *how, text) for name, engine in every.items()}
+        for number in range(blocks + 1):
+            for name, run in runs.items():
+                told = block(run, steps, every[name].target)
+                if number:  # the first one warms up
+                    found[name].append(told)
     medians = {
         name: {key: statistics.median(one[key] for one in told) for key in told[0]}
         for name, told in found.items()
@@ -152,7 +154,13 @@ def measured(
             for plain, mine in zip(found[PLAIN], told, strict=True)
         ]
         medians[name]["of plain"] = statistics.median(each)
+        medians[name]["in sum"] = _in_sum(found[PLAIN]) / _in_sum(told)
     return medians
+
+
+def _in_sum(blocks: list[dict[str, float]]) -> float:
+    """Milliseconds of a token, over all blocks."""
+    return sum(one["step"] for one in blocks) / sum(one["tokens"] for one in blocks)
 
 
 def bytes_read(engine: Engine, weights: int, rows: int, length: int) -> int:
@@ -172,11 +180,12 @@ def marked(table: list[dict[str, Any]]) -> list[str]:
     said = []
     for one in table:
         for name, told in one["arms"].items():
-            if told["of plain"] < LEAST:
-                said.append(
-                    f"{one['rows']} rows of {one['length']} tokens: {name} has "
-                    f"{told['of plain']:.3f} of plain decoding's speed"
-                )
+            for key, of in (("of plain", ""), ("in sum", ", all blocks together")):
+                if told[key] < LEAST:
+                    said.append(
+                        f"{one['rows']} rows of {one['length']} tokens: {name} has "
+                        f"{told[key]:.3f} of plain decoding's speed{of}"
+                    )
     for before, after in itertools.pairwise(table):
         if before["rows"] != after["rows"]:
             continue
@@ -233,6 +242,7 @@ def tables(table: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
                     "of it outside the target": told["outside"],
                     "tokens a row": told["tokens"] / one["rows"],
                     "times plain": told["of plain"],
+                    "in sum": told["in sum"],
                 }
             )
     return found
@@ -243,7 +253,8 @@ def line(rows: int, length: int, read: int, name: str, told: dict[str, float]) -
     return (
         f"{rows:2d} rows of {length:5d} tokens ({read / 1e6:.0f} MB): {name:7s} "
         f"{told['step']:.2f} ms a step, {told['outside']:.2f} outside the target, "
-        f"{told['tokens'] / rows:.2f} tokens a row, {told['of plain']:.3f} of plain"
+        f"{told['tokens'] / rows:.2f} tokens a row, {told['of plain']:.3f} of plain, "
+        f"{told['in sum']:.3f} in sum"
     )
 
 
@@ -256,6 +267,9 @@ def main() -> None:
         "--arms", nargs="*", default=[COPIES, RECALL, HEAD], help="beside plain decoding, or none"
     )
     parser.add_argument("-t", "--temperature", type=float, default=1.0)
+    parser.add_argument(
+        "--texts", type=int, default=1, help="of a length: a text of few steps is two or three bets"
+    )
     parser.add_argument("--steps", type=int, default=8, help="of a block")
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--slots", type=int, default=1 << 17, help="most of all rows together")

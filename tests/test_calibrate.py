@@ -14,6 +14,7 @@ import torch
 from outrider import Engine
 from outrider.costs import Costs, Curve
 from outrider.drafters import DraftModel
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.speculation_policy import measure
 from outrider.errors import ConfigurationError
 from outrider.models import budget, calibrate
@@ -437,6 +438,33 @@ def test_costs_that_two_starts_do_not_agree_on_are_measured_anew(monkeypatch):
     assert [start() for _ in range(9)] == [(1, 0), (0, 1), (0, 0), (0, 1), *[(0, 0)] * 5]
     assert found == [6.3, *[9.0] * 8]
     assert calibrate.recall_costs("abc").agreed == {1}
+
+
+def test_costs_of_a_librarys_batches_are_confirmed_too(monkeypatch):
+    """By starts of a program: a model is loaded, and batches of four rows are run."""
+    measured, target, small = [], *pair()
+
+    def looks(engine, rows):
+        measured.append(rows)
+        yield
+        return Costs({rows: {64: Curve.of({1: 6.0, 2: 6.3})}})
+
+    def start(batches=1):
+        measured.clear()
+        costs = calibrate.recall_costs("abc")
+        keep = partial(calibrate.remember_costs, "abc")
+        engine = Engine(target, DraftModel(small, (1,)), None, "adaptive", costs, kept=keep)
+        engine.priced(1, again=True)  # as `load` does
+        for _ in range(batches):
+            EngineRun(engine, 4, 64)
+        return measured.copy()
+
+    monkeypatch.setattr(measure, "measured", looks)
+    assert [start(), start(batches=0), start(), start(2), start()] == [[1, 4], [1], [], [4], []]
+    kept = calibrate.recall_costs("abc")
+    assert (kept.agreed, kept.starts) == ({1, 4}, 5)  # what is agreed on counts no more starts
+    assert start() == []
+    assert calibrate.recall_costs("abc").starts == 5
 
 
 def test_costs_that_were_measured_alike_stay_to_the_last_digit():

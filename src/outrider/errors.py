@@ -38,7 +38,7 @@ class UnknownName(ConfigurationError):
         self, kind: str, given: str, known: Iterable[str], lossy: Collection[str] = ()
     ) -> None:
         names = sorted(known)
-        close = get_close_matches(given, names, n=1)
+        close = get_close_matches(given, names, 1) or get_close_matches(given.lower(), names, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         listed = ", ".join(f"{name} (lossy)" if name in lossy else name for name in names)
         super().__init__(f"unknown {kind} {given!r}; known: {listed}.{hint}")

@@ -195,7 +195,8 @@ def _draft(resolved: ResolvedConfig, at: int, setting: Setting) -> LanguageModel
     words = resolved.vocabularies.drafts[at]
     size = resolved.vocabularies.size if words is None else words.draft.size
     shares = drafts[at].shares(target, resolved.share_encoder, setting.dtype, resolved.place)
-    return drafts[at].driven(setting, resolved.place, size, shares)
+    with torch.device("cpu"):  # modules of heads, which move themselves
+        return drafts[at].driven(setting, resolved.place, size, shares)
 
 
 def check(resolved: ResolvedConfig, setting: Setting, models: LoadedModels) -> float:

@@ -1,4 +1,4 @@
-"""Drafters, rules and model runners that other distributions bring, by entry points: a group each.
+"""What other distributions bring by entry points, a group each: drafters, rules, heads, runners.
 
 They are looked for when a name is asked for that is not ours, or all names are. What cannot be used
 is named once in the log, and again to who asks for it; the others work.

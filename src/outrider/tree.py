@@ -49,7 +49,7 @@ def from_parents(parents: Sequence[int], device: torch.device | str = "cpu") -> 
             )
         depth.append(depth[parent] + 1)
     most = max(Counter(parents[1:]).values(), default=0)
-    ancestors = torch.eye(len(parents), dtype=torch.bool)
+    ancestors = torch.eye(len(parents), dtype=torch.bool, device="cpu")
     for node, parent in enumerate(parents[1:], start=1):
         ancestors[node] |= ancestors[parent]
     levels = *map(depth.index, range(depth[-1] + 1)), len(parents)  # nodes stand by depth
@@ -103,7 +103,7 @@ def chain(length: int, device: torch.device | str = "cpu") -> Tree:
 @lru_cache(maxsize=256)
 def _children(counts: tuple[int, ...], device: torch.device | str) -> Tensor:
     tree = branching(counts)  # on the host: nothing is read from the device
-    table = torch.full((1, tree.nodes, max(tree.max_draws, 1)), -1, dtype=torch.int64)
+    table = torch.full((1, tree.nodes, max(tree.max_draws, 1)), -1, dtype=torch.int64, device="cpu")
     filled = [0] * tree.nodes
     for node, parent in enumerate(tree.parent_BN[0].tolist()):
         if parent >= 0:

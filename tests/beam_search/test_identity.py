@@ -14,6 +14,7 @@ from outrider.engine.beam_search.lookahead import (
 from outrider.engine.beam_search.scorer import PrefixScorer
 from outrider.engine.beam_search.search import BeamSearch
 from outrider.engine.beam_search.step import Beams, Rules
+from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama, perturbed
 
@@ -114,3 +115,21 @@ def test_identical_to_transformers(width, penalty, stopping):
             assert [one.token_ids for one in found[row]] == texts, (row, speculator, settle)
             mine = torch.tensor([one.score for one in found[row]])
             torch.testing.assert_close(mine, scores, rtol=1e-4, atol=1e-5)
+
+
+def test_a_penalty_that_makes_scores_huge_loses_no_beam():
+    """The score of no beam, -1e9, is better than these: a search ended with none at all."""
+    model = TreeDecoder(LlamaRunner(llama(), False))
+    found, _ = ours(model, PROMPTS, Beams(3, -12.0, False, 3), stops=())
+    for row in found:
+        scores = [one.score for one in row]
+        assert len(row) == 3
+        assert max(scores) < -1e9
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("penalty", [1e308, -1e308, 40.0])
+def test_a_penalty_beyond_what_scores_hold_is_refused(penalty):
+    with pytest.raises(ConfigurationError, match="to whose power 14 tokens are below"):
+        Rules(Beams(2, penalty), 3, 3 + BUDGET)
+    assert Rules(Beams(2, 20.0), 3, 3 + BUDGET).beams.length_penalty == 20

@@ -50,7 +50,8 @@ def test_translators_are_compared_by_their_least_times_a_token(clock):
 def arms_of(**speeds):
     """What growth.py measured: milliseconds of a step, inside and outside the target."""
     return {
-        name: {"step": sum(each[:2]), "target": each[0], "outside": each[1], "of plain": each[2]}
+        name: {"step": sum(each[:2]), "target": each[0], "outside": each[1]}
+        | {"of plain": each[2], "in sum": each[-1]}
         for name, each in speeds.items()
     }
 
@@ -62,13 +63,19 @@ def test_growth_marks_what_grows_faster_than_bytes_and_what_loses():
     small = at(1024, 100, plain=(10.0, 1.0, 1.0), copies=(10.0, 1.0, 0.98))
     fair = at(2048, 200, plain=(20.0, 2.0, 1.0), copies=(30.0, 2.1, 0.97))
     assert growth.marked([small, fair]) == []
-    bad = at(2048, 150, plain=(20.0, 1.0, 1.0), copies=(20.0, 1.7, 0.96))
+    bad = at(2048, 150, plain=(20.0, 1.0, 1.0), copies=(20.0, 1.7, 0.96, 0.95))
     assert growth.marked([small, bad]) == [
         "1 rows of 2048 tokens: copies has 0.960 of plain decoding's speed",
+        "1 rows of 2048 tokens: copies has 0.950 of plain decoding's speed, all blocks together",
         "1 rows, 1024 to 2048 tokens: plain, target: 2.00 times, the bytes 1.50",
         "1 rows, 1024 to 2048 tokens: copies, outside: 1.70 times, the bytes 1.50",
     ]
-    assert growth.marked([small, bad | {"rows": 4}])[1:] == []  # another number of rows
+    assert growth.marked([small, bad | {"rows": 4}])[2:] == []  # another number of rows
+
+
+def test_growth_adds_up_blocks_by_their_tokens():
+    blocks = [{"step": 10.0, "tokens": 1.0}, {"step": 20.0, "tokens": 4.0}]
+    assert growth._in_sum(blocks) == 6.0
 
 
 def test_continuous_batching_tells_milliseconds_a_token_beside_plain():

@@ -42,6 +42,8 @@ def places(tmp_path):
         ("demo -n 0", RANGE),
         ("demo -k 0", RANGE),
         ("generate x --threads 0", RANGE),
+        ("compare --dtype INT8", "Did you mean 'int8'?"),
+        ("generate x --image {1}/MODEL_CARD.md", "leave --image and --audio out"),
         ("generate x --top-k 1.5", "'1.5'"),
         ("bench speed -k q", "'q'"),
         ("generate x --threads 100000", RANGE),

@@ -139,23 +139,62 @@ def test_attention_is_torchs(monkeypatch, dtype, most, reads):
     assert torch.equal(case.layer.values, values)
 
 
-@interpreted
-def test_an_answer_has_the_same_bits_behind_every_width(monkeypatch):
-    """Replayed steps see more slots than eager ones, masked; long texts have few parts."""
-    for name, value in (("SLICE", 16), ("READS", 16)):
-        monkeypatch.setattr(cuda_kernels, name, value)
-    answers = []
-    for width in (40, 56, 120):
-        case = Case(torch.float32, width)
-        first = Case(torch.float32) if answers else case
-        for mine, its in (("keys", case.layer.keys), ("values", case.layer.values)):
-            its[:, :, :40] = getattr(first.layer, mine)
+def behind(width, first=None):
+    """A call behind so many slots, of which those of `first` have its keys and values."""
+    case = Case(torch.float32, width)
+    if first is not None:
+        wide = first.layer.keys.shape[2]
+        for mine, its in (
+            (first.layer.keys, case.layer.keys),
+            (first.layer.values, case.layer.values),
+        ):
+            its[:, :, :wide] = mine
         case.qkv = first.qkv
-        answers.append(case.call.attend(case.qkv, case.layer))
-    assert torch.equal(answers[0], answers[1])
-    assert torch.equal(answers[0], answers[2])
-    monkeypatch.setattr(cuda_kernels, "SPLITS", 2)
-    assert Case(torch.float32, 120).call.splits == 2
+    return case
+
+
+@interpreted
+@pytest.mark.parametrize("most", [64, 2])  # parts of one size: all, and those of the first slots
+def test_an_answer_has_the_same_bits_behind_every_width(monkeypatch, most):
+    """Replayed steps see more slots than eager ones, masked; parts of long texts grow."""
+    for name, value in (("SLICE", 16), ("READS", 16), ("SPLITS", most), ("JOINED", 4)):
+        monkeypatch.setattr(cuda_kernels, name, value)
+    first = behind(40)
+    answer = first.call.attend(first.qkv, first.layer)
+    torch.testing.assert_close(answer, first.attended()[2], rtol=0, atol=1e-5)
+    for width in (56, 120, 1000):
+        case = behind(width, first)
+        assert case.call.splits == cuda_kernels.parts(width) >= first.call.splits
+        assert torch.equal(case.call.attend(case.qkv, case.layer), answer), width
+    monkeypatch.setattr(cuda_kernels, "READS", 512)  # parts that follow from the width
+    assert not torch.equal(case.call.attend(case.qkv, case.layer), answer)
+
+
+@interpreted
+def test_parts_of_a_long_text_are_joined(monkeypatch):
+    """Of 16 slots, of 32, of 64: what nodes far behind see is torch's, and in the same bits."""
+    for name, value in (("SLICE", 16), ("READS", 16), ("SPLITS", 2), ("JOINED", 4)):
+        monkeypatch.setattr(cuda_kernels, name, value)
+    cases = [Case(torch.float32, 300)]
+    cases[0].call.visible[:, :, :300] = cases[0].nodes.visible_BQW[:, :, :300] = True
+    cases.append(behind(420, cases[0]))
+    cases[1].call.visible[:, :, :300] = True
+    answers = [case.call.attend(case.qkv, case.layer) for case in cases]
+    torch.testing.assert_close(answers[0], cases[0].attended()[2], rtol=0, atol=1e-5)
+    assert torch.equal(*answers)
+
+
+def test_where_parts_lie_does_not_depend_on_the_width():
+    """As the kernel has them: one behind the other, none empty, the last one up to the end."""
+    reads, splits = cuda_kernels.READS, cuda_kernels.SPLITS
+    for width in (1, 128, 129, 8192, 8193, 24_576, 24_577, 131_072):
+        begin = 0
+        for part in range(cuda_kernels.parts(width)):
+            assert begin < width
+            times = 1 << part // splits
+            assert begin == reads * splits * (times - 1) + part % splits * reads * times
+            begin += reads * times
+        assert begin >= width
 
 
 @interpreted

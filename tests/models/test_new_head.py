@@ -3,13 +3,14 @@
 import importlib
 import json
 import sys
+from importlib import metadata
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests.tiny_heads import VOCAB, target
 
-from outrider import ConfigurationError, SamplingParams, Stop, load
+from outrider import ConfigurationError, SamplingParams, Stop, load, plugins
 from outrider.models import heads
 
 #: The package of somebody else: a recurrent head without attention.
@@ -91,6 +92,59 @@ def folder(tmp_path, monkeypatch):
     save_file({"mix": 0.05 * torch.randn(32, 64)}, made / "model.safetensors")
     yield made
     del sys.modules["recurrent_heads"]
+
+
+class Distribution:
+    name = "recurrent-heads"
+
+
+@pytest.fixture
+def installed(folder, monkeypatch):
+    """The same without that line, as if its package had these entry points: name to value."""
+    monkeypatch.setattr(heads, "SOURCES", heads.SOURCES[:-1])
+
+    def install(**points):
+        made = [metadata.EntryPoint(name, value, "outrider.heads")._for(Distribution())
+                for name, value in points.items()]  # fmt: skip
+        of = plugins.PluginGroup("outrider.heads", "head", heads.PLUGINS.read)
+        monkeypatch.setattr(heads, "PLUGINS", of)
+        monkeypatch.setattr(
+            metadata, "entry_points", lambda group: [one for one in made if one.group == group]
+        )
+        return folder
+
+    return install
+
+
+def test_an_entry_point_makes_it_known_by_a_field_of_its_folder(installed, caplog):
+    folder = installed(
+        recurrent_head="recurrent_heads:RecurrentSource",
+        another_head="no_such_module:X",
+        eagle_config="recurrent_heads:RecurrentSource",
+    )
+    loaded = load(target(), folder, num_speculative_tokens=3, **PLAIN)
+    assert type(loaded.engine.drafter.model.runner.head).__name__ == "Recurrent"
+    told = [record.getMessage() for record in caplog.records]
+    assert any("outrider has a head of that name" in text for text in told)
+    assert any("no_such_module" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("no_such_module:X", "the head 'recurrent_head' of recurrent-heads .* cannot be imported"),
+        ("recurrent_heads:Recurrent", "a head's source is a subclass of .*TargetBoundSource; got"),
+    ],
+)
+def test_an_entry_point_that_is_of_no_use_is_named(installed, value, told):
+    with pytest.raises(ConfigurationError, match=told):
+        load(target(), installed(recurrent_head=value), **PLAIN)
+
+
+def test_no_plug_in_is_imported_for_another_folder(installed, monkeypatch):
+    installed(recurrent_head="no_such_module:X")
+    monkeypatch.setattr(heads.PLUGINS, "load", None)  # not asked
+    assert heads.source_of("a/model/elsewhere", None) is None
 
 
 def test_a_head_of_another_package_drafts_by_its_folder(folder):

@@ -187,10 +187,10 @@ def generate(
     if speculator.opening is None:
         asked["rules"] = rules
     if chat:
-        refuse_untemplated(speculator, options.target_name(setup), "leave --chat out")
+        leave = f"leave {'--image and --audio' if media else '--chat'} out"
+        refuse_untemplated(speculator, options.target_name(setup), leave)
         asked["prompts"] = conversation(str(asked["prompts"]), system, media=media)
-    made = how_made(speculator, greedy=how.temperature == 0)
-    stopped = False
+    made, stopped = how_made(speculator, greedy=how.temperature == 0), False
     with speculator.engine.estimated(how):
         if verbose:
             describe(speculator, made, beams)

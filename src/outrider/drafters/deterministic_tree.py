@@ -159,5 +159,5 @@ def _chain(length: int, kind: DrawKind) -> _Constant:
 @lru_cache(maxsize=1024)
 def _kinds(nodes: int, most: int, kind: DrawKind) -> tuple[Tensor, Tensor]:
     """Constants [1, N, K]: the kind of every draw, and -1 for its law row."""
-    table = torch.full((1, nodes, most), int(kind))
+    table = torch.full((1, nodes, most), int(kind), device="cpu")
     return table, torch.full_like(table, -1)

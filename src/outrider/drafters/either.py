@@ -263,7 +263,7 @@ def _both(grown: Draft, drafted: Draft, copied: Sequence[bool]) -> Draft:
         return grown
     nodes, most = grown.draws_BNK.shape[1:]
     more = (0, most - 1, 0, nodes - drafted.kind_BNK.shape[1])  # where nothing is drawn
-    own = ~torch.tensor(copied)[:, None, None] & (grown.draws_BNK >= 0)
+    own = ~torch.tensor(copied, device="cpu")[:, None, None] & (grown.draws_BNK >= 0)
     return grown._replace(
         kind_BNK=torch.where(own, pad(drafted.kind_BNK, more), grown.kind_BNK),
         row_BNK=torch.where(own, pad(drafted.row_BNK, more), grown.row_BNK),

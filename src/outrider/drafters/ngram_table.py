@@ -105,7 +105,7 @@ def count(tokens: Sequence[int] | Tensor, vocab_size: int, order: int = 3) -> Ta
             f"n-grams of {order} tokens of {bits} bits do not fit into a key; "
             f"use an order from 1 to {62 // bits}"
         )
-    text = torch.as_tensor(tokens, dtype=torch.int64)
+    text = torch.as_tensor(tokens, dtype=torch.int64, device="cpu")
     if text.dim() != 1 or len(text) < order:
         raise ConfigurationError(
             f"a count needs one row of at least {order} tokens; got shape {tuple(text.shape)}; "
@@ -117,7 +117,7 @@ def count(tokens: Sequence[int] | Tensor, vocab_size: int, order: int = 3) -> Ta
             f"the text has tokens from {least} to {most}, outside a vocabulary of {vocab_size}; "
             "give vocab_size as the model has it"
         )
-    packed = torch.zeros(len(text) - order + 1, dtype=torch.int64)
+    packed = torch.zeros(len(text) - order + 1, dtype=torch.int64, device="cpu")
     for place in range(order):
         packed = packed << bits | text[place : place + len(packed)]
     found = [torch.unique(packed, return_counts=True)]

@@ -158,11 +158,11 @@ class Prefill:
         self.target, self.drafter, self.requests = target, drafter, requests
         self.capacity = capacity
         device = torch.device(target.device)
-        tokens_BL = torch.zeros(len(requests), capacity, dtype=torch.int64)
+        tokens_BL = torch.zeros(len(requests), capacity, dtype=torch.int64, device="cpu")
         settings, lengths, sources, copied, shapes = [], [], [], [], False
         for row, request in enumerate(requests):
             size = len(request.prompt)
-            tokens_BL[row, :size] = torch.tensor(request.prompt)
+            tokens_BL[row, :size] = torch.tensor(request.prompt, device="cpu")
             settings.append(request.sampling)
             lengths.append(size)
             copied.append(request.reference)
@@ -243,7 +243,7 @@ class Prefill:
             limit, reason = request.end(self.target.context)
             limits.append(limit)
             reasons.append(reason)
-            stops.append(torch.tensor(request.limits.stop_ids, dtype=torch.int64))
+            stops.append(torch.tensor(request.limits.stop_ids, dtype=torch.int64, device="cpu"))
         if watched.count(None) < rows:
             self.watched_BV = behind(
                 self.target, self.cache, self.context.tokens_BL, sizes, watched

@@ -97,7 +97,7 @@ def zero_reason(target: LanguageModel, draft: LanguageModel, ids: Sequence[int])
         return "it is a head: made for another target, or its weights were not read"
     if draft.reads != "text" or target.reads != "text":
         return "no reason was found; was it trained for this target?"
-    tokens_1Q = torch.tensor([list(ids[-TEXT:])])
+    tokens_1Q = torch.tensor([list(ids[-TEXT:])], device="cpu")
     said, wanted = (_laws(model, tokens_1Q) for model in (draft, target))
     if not bool(torch.isfinite(said.logsumexp(-1)).all()):
         return "its scores are no numbers; try dtype='float32'"
@@ -260,7 +260,8 @@ class Engine:
 
         What nobody has measured is measured now, on made-up text, as far as the budget goes: one
         row always is, and more are estimated from fewer where it is over. Nothing is where that is
-        postponed. `again`: also what an earlier start measured and this one is to confirm.
+        postponed. What an earlier start measured of several rows and this one is to confirm is
+        measured anew by the first batch that needs it, of one row where somebody asks `again`.
         """
         missing = self._unpriced(max_num_seqs, again)
         if missing and not budget.postponed() and not (missing[0] > 1 and self.budget.over()):
@@ -294,12 +295,12 @@ class Engine:
             yield
 
     def _unpriced(self, max_num_seqs: int, again: bool = False) -> list[int]:
-        """The numbers of rows, up to so many, that are to be measured yet, or `again`."""
+        """The numbers of rows, up to so many, that are to be measured yet, or anew."""
         done = max_num_seqs <= self._priced and not (again and self._doubted)
         if not isinstance(self.planner, Adaptive) or self._given or done:
             return []
         known = set() if self.costs is None or self._estimated else {*self.costs.times}
-        known -= self._doubted if again else set()
+        known -= self._doubted if again else self._doubted - {1}
         missing = [rows for rows in measure.upto(max_num_seqs) if rows not in known]
         if not missing:
             self._priced = max_num_seqs

@@ -44,6 +44,7 @@ _GIVEN = {
 _VALUES = (int, float, str, bytes, frozenset, range, torch.dtype, torch.device, type(None))
 _LEAVES = (type, types.ModuleType, str, bytes, int, float, complex, torch.dtype, torch.device)
 _CACHED = type(lru_cache(len))  #: functions that keep what they have returned
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 class Form(NamedTuple):
@@ -199,8 +200,8 @@ class Image:
     graphs: dict[Hashable, KeptGraph] = field(default_factory=dict)
     seen: Counter[Hashable] = field(default_factory=Counter)
     replays: int = 0
-    length_B: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
-    reason_B: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
+    length_B: Tensor = _NOTHING
+    reason_B: Tensor = _NOTHING
     reads: set[int] = field(default_factory=set)  #: addresses of what models and drafters hold
 
     def adopt(self, batch: Batch, form: Form) -> Batch:

@@ -330,7 +330,8 @@ def clip_shape(shape: DraftShape, requests: Sequence[Request]) -> DraftShape:
         return shape
     if not any(depth is None or depth > 0 for depth in most):
         return PLAIN
-    most_B = torch.tensor([shape.max_depth if depth is None else depth for depth in most])
+    told = [shape.max_depth if depth is None else depth for depth in most]
+    most_B = torch.tensor(told, device="cpu")
     if shape.most_B is not None:
         most_B = torch.minimum(most_B, shape.most_B.to(most_B.device))
     return shape._replace(most_B=most_B)

@@ -114,9 +114,9 @@ def searched(
     if criteria.eos:  # as there: a pad token of id 0 counts as none
         fill = pad[0] if any(pad) else criteria.eos[0]
     longest = max(len(one.token_ids) for one in every)
-    made = torch.full((len(every), longest), fill, dtype=torch.int64)
+    made = torch.full((len(every), longest), fill, dtype=torch.int64, device="cpu")
     for line, one in zip(made, every, strict=True):
-        line[: len(one.token_ids)] = torch.tensor(one.token_ids)
+        line[: len(one.token_ids)] = torch.tensor(one.token_ids, device="cpu")
     ahead = rows.input_ids.repeat_interleave(beams.num_return_sequences, 0)
     sequences = torch.cat([ahead, made.to(ahead.device)], 1)
     stats = Stats(engine_steps=found.counts.calls, seconds=found.seconds)
@@ -167,7 +167,7 @@ def beam_indices(texts: Sequence[Sequence[Hypothesis]], beams: int) -> Tensor:
     ]
     longest = max(map(len, lines))
     padded = [line + [-1] * (longest - len(line)) for line in lines]
-    return torch.tensor(padded, dtype=torch.int32)
+    return torch.tensor(padded, dtype=torch.int32, device="cpu")
 
 
 def spread_attention(steps: Sequence[Layers], indices_BL: Tensor, rows: int) -> tuple[Layers, ...]:

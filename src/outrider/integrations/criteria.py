@@ -121,7 +121,7 @@ class CriteriaTracker:
             if self._scores is not None:
                 self._seen.append(self._column_scores(at))
             scores = None if self._scores is None else tuple(self._seen)
-            done = torch.zeros(len(column), dtype=torch.bool)
+            done = torch.zeros(len(column), dtype=torch.bool, device="cpu")
             for criterion in self.criteria.together:
                 done |= _answer(criterion, self._text, scores)
             for row in done.nonzero()[:, 0].tolist():
@@ -145,7 +145,7 @@ def _answer(
     """One bool for every row; a single answer is meant for all of them."""
     given = criterion(text, scores)
     try:
-        answer = torch.as_tensor(given).bool().reshape(-1).cpu().expand(len(text))
+        answer = torch.as_tensor(given, device="cpu").bool().reshape(-1).expand(len(text))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(
             f"stopping criterion {type(criterion).__name__} must return a bool, or a tensor with "

@@ -220,7 +220,7 @@ def _source(
         each = lists("source_ids", given.source_ids)
         longest = max(map(len, each))
         padded = [[*ids, *[-1] * (longest - len(ids))] for ids in each]
-        tensor = _spread("source_ids", torch.tensor(padded), rows)
+        tensor = _spread("source_ids", torch.tensor(padded, device="cpu"), rows)
         return Inputs(tensor.clamp(min=0), None, tensor >= 0)
     # a dummy of -100 stands for inputs that generate was not given
     if tensor is None or (text and (tensor.is_floating_point() or bool((tensor < 0).all()))):
@@ -250,7 +250,8 @@ def _inputs(
         tensor, mask = _window(kind, tensor, name, windows), None
     tensor = _spread(name, tensor, rows)
     if mask is None or tensor.dim() == 4:
-        mask = torch.ones(rows, 1 if tensor.dim() == 4 else tensor.shape[1], dtype=torch.bool)
+        long = 1 if tensor.dim() == 4 else tensor.shape[1]
+        mask = tensor.new_ones(rows, long, dtype=torch.bool)
     mask = _spread("attention_mask", mask, rows).to(tensor.device).bool()
     if tensor.is_floating_point():
         return Inputs(None, tensor, mask)

@@ -139,7 +139,8 @@ def _ask_for_silence(
     """Call it as plain decoding does at its first token, on states that are there already."""
     encoded, inputs = model_kwargs["encoder_outputs"], processor.inputs
     if processor.start_of_trans_offset > 1 and inputs is not None:  # it runs the model itself
-        scores = torch.zeros(len(input_ids), model.config.vocab_size, dtype=torch.float32)
+        size = len(input_ids), model.config.vocab_size
+        scores = torch.zeros(size, dtype=torch.float32, device="cpu")
         if len(inputs["decoder_input_ids"]) == len(input_ids):
             processor.inputs = {
                 **{name: inputs[name] for name in inputs if name.startswith("decoder_")},

@@ -228,10 +228,10 @@ class GenerateCall:
                 break
         self._warn()
         longest = tracker.longest
-        made = torch.full((self.count, longest), tracker.pad, dtype=torch.int64)
+        made = torch.full((self.count, longest), tracker.pad, dtype=torch.int64, device="cpu")
         for row, tokens in enumerate(tracker.tokens):
             kept = tokens[: tracker.ends[row] if self.criteria.padded else longest]
-            made[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
+            made[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64, device="cpu")
         return GenerateResult(
             torch.cat([self.input_ids, made.to(self.input_ids.device)], 1),
             self.kept.stacked(0, longest, tracker.over) if self.kept.scores else None,
@@ -243,7 +243,7 @@ class GenerateCall:
         for token in block.token_ids:
             ended = tracker.add(row, token)
             if self.streamer is not None:
-                self.streamer.put(torch.tensor([token]))
+                self.streamer.put(torch.tensor([token], device="cpu"))
             if ended and (self.criteria.padded or self.count == 1):
                 for one in ended:
                     self._end(one)

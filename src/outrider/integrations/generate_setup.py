@@ -323,7 +323,8 @@ def _head(target: TreeDecoder, model: PreTrainedModel, given: Draft) -> Language
         source = heads.source_of(given, ModelSource(model, "target"))
         if source is None:
             return None
-        driven = source.driven(setting, torch.device(model.device), target.vocab_size)
+        with torch.device("cpu"):  # modules of heads, which move themselves
+            driven = source.driven(setting, torch.device(model.device), target.vocab_size)
         made[key] = _Head(of, driven)
     return made[key].model
 

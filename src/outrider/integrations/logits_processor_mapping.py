@@ -64,7 +64,7 @@ def ids_of(tensor: Tensor | int | Sequence[int] | None) -> list[int]:
     """Token ids in whatever form transformers keeps them."""
     if tensor is None:
         return []
-    return [int(token) for token in torch.as_tensor(tensor).reshape(-1).tolist()]
+    return [int(token) for token in torch.as_tensor(tensor, device="cpu").reshape(-1).tolist()]
 
 
 class _Settings:

@@ -96,7 +96,7 @@ class Cross:
         self.table, self.rows, self.slots, self.kept = table, len(slots), [*slots], kept
         self.most = most
         self._planes = table[:, : self.rows].unbind(0)  # once: every layer of every call reads two
-        self._slots_B = torch.tensor(self.slots, dtype=torch.int64)
+        self._slots_B = torch.tensor(self.slots, dtype=torch.int64, device="cpu")
         self._masks: dict[int, Tensor | None] = {}
 
     def attend(self, layer: int, q_BQHE: Tensor, scale: float) -> Tensor:
@@ -119,7 +119,7 @@ class Cross:
         """What queries see of shorter sources; None if all are of one length."""
         queries = q_BQHE.shape[1]
         if queries not in self._masks:
-            there_BT = torch.arange(self.most) < self._slots_B[:, None]
+            there_BT = torch.arange(self.most, device=self._slots_B.device) < self._slots_B[:, None]
             seen = additive(there_BT[:, None].expand(-1, queries, -1), q_BQHE.dtype)
             whole = all(slots == self.most for slots in self.slots)
             self._masks[queries] = None if whole else self.kept.attention.mask(seen)
@@ -320,7 +320,7 @@ class BartRunner(LeanRunner):
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         unfit = layer_kernels.cannot_attend(self, like)
         if unfit is None:
-            whole = torch.ones(self.context, self.size, dtype=self.dtype)  # places turn nothing
+            whole = like.new_ones(self.context, self.size)  # places turn nothing
             attention = layer_kernels.CpuKernels(self, whole, torch.zeros_like(whole))
             return attention, layer_kernels.ROUNDING, "a lean decoder, compiled"
         torchs, rounding = steady(unscaled, self.heads, 1, self.size, like)

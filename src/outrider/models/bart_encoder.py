@@ -256,7 +256,7 @@ class TextEncoder:
     def __init__(self, module: "BartEncoder", family: Family, packed: bool) -> None:
         config = module.config
         self._embedding = Embedding.of(module, family)
-        like = torch.empty(0, config.d_model, dtype=self._embedding.weight.dtype)
+        like = torch.empty(0, config.d_model, dtype=self._embedding.weight.dtype, device="cpu")
         most: int = config.max_position_embeddings
         self._places_PE = positions_of(module.embed_positions, most, like)
         self._padding: int | None = config.pad_token_id if family.counts_tokens else None

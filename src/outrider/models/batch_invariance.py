@@ -207,7 +207,7 @@ def _product_rows(
     make: Callable[[Tensor], Product], outputs: int, inputs: int, dtype: torch.dtype
 ) -> PaddingPolicy:
     random = torch.Generator().manual_seed(inputs)
-    pairs = torch.randperm(inputs, generator=random)[: inputs // 2 * 2].view(2, -1)
+    pairs = torch.randperm(inputs, generator=random, device="cpu")[: inputs // 2 * 2].view(2, -1)
     large = outputs * inputs > 1 << 24  # an output layer: it is never asked for a whole chunk
     most = _MANY[1] if large else _MANY[-1] + 3
     weight = _spread(random, min(outputs, 256), inputs)
@@ -255,20 +255,24 @@ def _example(
     What attention sums to is nothing but the rounding of its sums, so it shows their order.
     """
     random = torch.Generator().manual_seed(seen)
-    keys = 1.5 * torch.randn(1, heads, slots, size, generator=random, dtype=torch.float32)
+    keys = 1.5 * _normal(random, 1, heads, slots, size)
     values = _spread(random, 1, heads, slots, size)
-    one, other = torch.randperm(seen // 2 * 2, generator=random).view(2, -1)
+    one, other = torch.randperm(seen // 2 * 2, generator=random, device="cpu").view(2, -1)
     keys[:, :, other], values[:, :, other] = keys[:, :, one], -values[:, :, one]
-    q = torch.randn(1, heads, rows, size, generator=random, dtype=torch.float32)
-    mask = torch.zeros(1, 1, rows, slots, dtype=torch.float32)
+    q = _normal(random, 1, heads, rows, size)
+    mask = torch.zeros(1, 1, rows, slots, dtype=torch.float32, device="cpu")
     mask[..., seen:] = torch.finfo(dtype).min
     return q.to(dtype), keys.to(dtype), values.to(dtype), mask.to(dtype)
 
 
 def _spread(random: torch.Generator, *shape: int) -> Tensor:
     """Numbers of very different size: sums of like ones may be exact in any order."""
-    size = torch.rand(shape, generator=random, dtype=torch.float32)
-    return torch.randn(shape, generator=random, dtype=torch.float32) * 10 ** (3 * size - 2)
+    size = torch.rand(shape, generator=random, dtype=torch.float32, device="cpu")
+    return _normal(random, *shape) * 10 ** (3 * size - 2)
+
+
+def _normal(random: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
 
 
 _found: dict[str, list[list[int]]] = {}

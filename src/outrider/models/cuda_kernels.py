@@ -27,10 +27,12 @@ WIDEST = 256  #: numbers of a head
 MOST = 512  #: rows of a key/value head: more are a prompt's, which torch is quicker with
 ROWS = 64  #: of them that a program has
 SLICE = 64  #: slots that are read at once
-#: Slots of a program, whatever the width and whoever is beside: a row's answer has the same bits
-#: behind every mask, eager and replayed. Texts of more than `SPLITS` such parts have wider ones.
+#: Slots of a program: where parts lie follows from the slots alone, not from the width or who is
+#: beside, so that a row's answer has the same bits behind every mask, eager and replayed. There are
+#: `SPLITS` parts of so many slots, then as many of twice as many, and so on.
 READS = 128
 SPLITS = 64
+JOINED = 16  #: parts that are summed at once, however few there are, for the same reason
 #: Arguments that differ from call to call: one kernel serves them all.
 COUNTS = ("queries", "width", "splits", "count", "blocks")
 
@@ -107,11 +109,11 @@ def rotate(
 
 @triton.jit(do_not_specialize=COUNTS)
 def attend(
-    turned, keys, values, visible, out, sums, queries, kv_heads, groups, width, slots, blocks,
+    turned, keys, values, visible, out, sums, queries, kv_heads, groups, width, blocks,
     scale, row_stride, head_stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
-    SLICE: tl.constexpr, SPLIT: tl.constexpr,
+    SLICE: tl.constexpr, SPLIT: tl.constexpr, READS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Attention of some rows of a key/value head to `slots` of the text. Grid (splits, K * blocks,
+    """Attention of some rows of a key/value head to a part of the text. Grid (splits, K * blocks,
     B).
 
     SPLIT writes what a slice says, not divided yet, with its maximum and its sum; else it is whole.
@@ -130,8 +132,11 @@ def attend(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     said = tl.zeros([ROWS, BLOCK_E], tl.float32)
-    end = tl.minimum((part + 1) * slots, width)
-    for begin in range(part * slots, end, SLICE):
+    times = 1 << (part // SPLITS)  # as `parts` counts
+    slots = READS * times
+    start = READS * SPLITS * (times - 1) + part % SPLITS * slots
+    end = tl.minimum(start + slots, width)
+    for begin in range(start, end, SLICE):
         w = begin + tl.arange(0, SLICE)
         has_w = w < end
         sees = tl.load(seen[:, None] + w[None], mask=has_r[:, None] & has_w[None], other=0) != 0
@@ -163,25 +168,44 @@ def attend(
 @triton.jit(do_not_specialize=COUNTS)
 def join(
     parts, sums, out, splits, count, queries, kv_heads, groups,
-    SIZE: tl.constexpr, BLOCK_E: tl.constexpr, SPLITS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK_E: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
     """What the slices of a text said, as one. Grid (B * K * rows,); `count` of them in all."""
     number = tl.program_id(0).to(tl.int64)
     rows = groups * queries
     r, head, row = number % rows, number // rows % kv_heads, number // (rows * kv_heads)
-    s, e = tl.arange(0, SPLITS), tl.arange(0, BLOCK_E)
-    at = s * count + number
-    there, has_e = s < splits, e < SIZE
-    best = tl.load(sums + 2 * at, mask=there, other=float("-inf"))
-    top = tl.max(best, axis=0)
-    weight = tl.exp(best - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weight * tl.load(sums + 2 * at + 1, mask=there, other=0.0), axis=0)
-    said = tl.load(
-        parts + at[:, None] * SIZE + e[None], mask=there[:, None] & has_e[None], other=0.0
-    )
-    answer = tl.sum(said * weight[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    e = tl.arange(0, BLOCK_E)
+    has_e = e < SIZE
+    best, total = tl.full([1], float("-inf"), tl.float32), tl.zeros([1], tl.float32)
+    said = tl.zeros([BLOCK_E], tl.float32)
+    for first in range(0, splits, JOINED):  # what is behind the text adds nothing, to the last bit
+        s = first + tl.arange(0, JOINED)
+        at, there = s * count + number, s < splits
+        each = tl.load(sums + 2 * at, mask=there, other=float("-inf"))
+        top = tl.maximum(best, tl.max(each, axis=0))
+        level = tl.where(top == float("-inf"), 0.0, top)
+        shrink, weight = tl.exp(best - level), tl.exp(each - level)
+        more = tl.load(sums + 2 * at + 1, mask=there, other=0.0)
+        total = total * shrink + tl.sum(weight * more, axis=0)
+        part = tl.load(
+            parts + at[:, None] * SIZE + e[None], mask=there[:, None] & has_e[None], other=0.0
+        )
+        said = said * shrink + tl.sum(part * weight[:, None], axis=0)
+        best = top
+    answer = said / tl.where(total > 0, total, 1.0)
     to = (row * queries + r % queries) * kv_heads * groups + head * groups + r // queries
     tl.store(out + to * SIZE + e, answer.to(out.dtype.element_ty), mask=has_e)
+
+
+def parts(width: int) -> int:
+    """How many parts a text of so many slots has.
+
+    >>> parts(100), parts(8192), parts(8193), parts(131072)
+    (1, 64, 65, 260)
+    """
+    level = ((width - 1) // (READS * SPLITS) + 1).bit_length() - 1
+    ahead = READS * SPLITS * ((1 << level) - 1)
+    return level * SPLITS - (ahead - width) // (READS << level)
 
 
 def unsupported_reason(shape: "AttentionShape", act: str) -> str | None:
@@ -224,8 +248,7 @@ class TritonCall:
         self.mask = None if rows <= MOST else additive(nodes.visible_BQW, of.dtype)
         self.rows = min(ROWS, max(16, triton.next_power_of_2(rows)))
         self.blocks = -(-rows // self.rows)
-        self.reads = READS * triton.next_power_of_2(-(-width // (READS * SPLITS)))
-        self.splits = -(-width // self.reads)
+        self.splits = parts(width)
 
     def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """One kernel for the sum and its norm."""
@@ -267,13 +290,14 @@ class TritonCall:
         block = triton.next_power_of_2(size)
         attend[self.splits, kv_heads * self.blocks, batch](
             turned, keys, values, self.visible.view(torch.uint8), said, sums, queries, kv_heads,
-            groups, width, self.reads, self.blocks, size**-0.5, row_stride, head_stride, SIZE=size,
-            ROWS=self.rows, BLOCK_E=max(block, 16), SLICE=SLICE, SPLIT=split, num_warps=4,
+            groups, width, self.blocks, size**-0.5, row_stride, head_stride, SIZE=size,
+            ROWS=self.rows, BLOCK_E=max(block, 16), SLICE=SLICE, SPLIT=split, READS=READS,
+            SPLITS=SPLITS, num_warps=4,
         )  # fmt: skip
         if split:
             join[(count,)](
                 said, sums, out, self.splits, count, queries, kv_heads, groups, SIZE=size,
-                BLOCK_E=block, SPLITS=triton.next_power_of_2(self.splits), num_warps=1,
+                BLOCK_E=block, JOINED=JOINED, num_warps=1,
             )  # fmt: skip
         return out
 

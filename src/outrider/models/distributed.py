@@ -201,7 +201,7 @@ class Broadcaster:
         head = torch.frombuffer(bytearray(pickle.dumps(letters)), dtype=torch.uint8)
         flat = [_bytes(t) for _, ts in some for t in ts]
         with self.group.together():
-            _broadcast(torch.tensor([len(head)]), self.group)
+            _broadcast(torch.tensor([len(head)], device="cpu"), self.group)
             _broadcast(head, self.group)
             if flat:
                 distributed.broadcast(torch.cat(flat), 0)
@@ -209,9 +209,9 @@ class Broadcaster:
     def receive(self) -> list[tuple[Order, list[Tensor]]]:
         """The next orders of rank 0, and their tensors. Raises ShardLost if it is gone."""
         with self.group.together():
-            size = torch.zeros(1, dtype=torch.int64)
+            size = torch.zeros(1, dtype=torch.int64, device="cpu")
             _broadcast(size, self.group)
-            head = torch.empty(int(size), dtype=torch.uint8)
+            head = torch.empty(int(size), dtype=torch.uint8, device="cpu")
             _broadcast(head, self.group)
             letters: list[_Envelope] = pickle.loads(head.numpy().tobytes())
             sizes = [_length(form) for letter in letters for form in letter.forms]

@@ -36,7 +36,7 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
-        square = torch.zeros(16, 16, dtype=dtype)
+        square = torch.zeros(16, 16, dtype=dtype, device="cpu")
         _made(square, None, packed=True)(square)
     except (AttributeError, RuntimeError):  # no such operator, or not in this dtype
         return False
@@ -45,7 +45,7 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
 
 def supports_unpacked(dtype: torch.dtype) -> bool:
     """Whether products read weights of this dtype as they lie in a model, packed or not."""
-    return tile_kernels.unsupported_reason(torch.zeros(1, dtype=dtype)) is None
+    return tile_kernels.unsupported_reason(torch.zeros(1, dtype=dtype, device="cpu")) is None
 
 
 def product(

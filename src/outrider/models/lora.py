@@ -129,7 +129,8 @@ class LoraAdapter:
         downs = [weights.down_RI for weights in own if weights is not None]
         if not downs:
             return None
-        up_OR = torch.zeros(sum(sizes), sum(down.shape[0] for down in downs), dtype=torch.float32)
+        wide = sum(down.shape[0] for down in downs)
+        up_OR = torch.zeros(sum(sizes), wide, dtype=torch.float32, device="cpu")
         first = at = 0
         for weights, size in zip(own, sizes, strict=True):
             if weights is not None:

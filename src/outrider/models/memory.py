@@ -22,7 +22,8 @@ _PAGE = 2 << 20
 _MAPPING = 32 << 20  #: bytes that are asked for at once
 _LINE = 64  #: bytes of a processor's cache line
 _lock = threading.Lock()
-_rest = torch.empty(0, dtype=torch.uint8)  #: of the mapping that small pieces are cut from
+#: Of the mapping that small pieces are cut from.
+_rest = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def empty(count: int) -> Tensor:

@@ -106,8 +106,7 @@ class MultiModalRunner(TransformersRunner):
         """Read a row's prompt up to its last placeholder, in one call of the model's own.
 
         The cache has this row alone. Images that are `known` are not read. Returns how many tokens
-        were read, and their states at the aux layers. Raises PromptError,
-        with the reason, where the model cannot read them.
+        were read, and their states at the aux layers. Raises PromptError where it cannot read them.
         """
         assert cache.rows == 1, "rows with images are read one by one"
         count = inputs.end(prompt)
@@ -122,6 +121,7 @@ class MultiModalRunner(TransformersRunner):
         with self._counting() as delta:
             try:
                 with (
+                    torch.device("cpu"),  # what the model makes, whatever the caller's default
                     evaluating(self.whole, self._parts),
                     nullcontext() if known is None else known.standing_in(self.whole),
                     self._listening(-1 in aux_layers) as heard,

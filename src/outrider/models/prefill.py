@@ -180,7 +180,7 @@ def behind(
         )
     rest = max(size - at for size, at in zip(sizes, first, strict=True))
     wide = width(model, max(first) + rest, 0, cache.capacity)
-    at_BQ = torch.tensor([[*range(at, at + rest)] for at in first])
+    at_BQ = torch.tensor([[*range(at, at + rest)] for at in first], device="cpu")
     at_BQ = at_BQ.clamp(max=min(wide, tokens_BL.shape[1]) - 1).to(tokens_BL.device)
     nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)
     return model.forward(cache, nodes).logits_BQV[:, 0]

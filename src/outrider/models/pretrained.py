@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -35,6 +36,9 @@ from outrider.models.seq2seq import OWN
 from outrider.types import Tokenizer
 
 _log = logging.getLogger("outrider.security")
+
+#: Models are made here and moved by us, wherever the caller's program has tensors made.
+_HOST = torch.device("cpu")
 
 _FELL_BACK: set[str] = set()  #: folders whose own files could not be imported, as was said
 
@@ -126,7 +130,7 @@ def read_model(kind: Any, where: str, trust: bool, **how: Any) -> Any:
     for code nobody asked for.
     """
     try:
-        with gguf.quick_reader(how.get("gguf_file")):
+        with gguf.quick_reader(how.get("gguf_file")), _HOST:
             return kind.from_pretrained(where, trust_remote_code=trust, weights_only=True, **how)
     except ImportError as error:
         if not trust or not _has_own(where, error):
@@ -141,17 +145,19 @@ def empty_model(kind: Any, config: PretrainedConfig, trust: bool) -> Any:
 
     Raises ConfigurationError for code nobody asked for.
     """
-    if issubclass(kind, PreTrainedModel):  # one class of transformers' own, no choice of several
-        return kind._from_config(config)
     try:
-        return kind.from_config(config, trust_remote_code=trust)
+        with _HOST:
+            if issubclass(kind, PreTrainedModel):  # one class of transformers' own
+                return kind._from_config(config)
+            return kind.from_config(config, trust_remote_code=trust)
     except ValueError as error:
         raise _explained(error, config.name_or_path) from error
 
 
 def read_mtp(kind: Any, model: PreTrainedModel, **how: Any) -> Any:
     """Layers of multi-token prediction of a loaded model: transformers' own classes, no code."""
-    return kind.from_pretrained(model, **how)
+    with _HOST:
+        return kind.from_pretrained(model, **how)
 
 
 def read_adapter(model: PreTrainedModel, where: str) -> tuple[Any, Any]:
@@ -161,7 +167,7 @@ def read_adapter(model: PreTrainedModel, where: str) -> tuple[Any, Any]:
     """
     import peft
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _HOST:
         warnings.simplefilter("ignore", FutureWarning)  # of names that peft still reads
         config = peft.PeftConfig.from_pretrained(where)
         config.inference_mode = True

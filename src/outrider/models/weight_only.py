@@ -219,17 +219,16 @@ def product(
     bias: Tensor | None = None
     if any(one is not None for one in biases):
         each = zip(biases, records, strict=True)
-        parts = [
-            torch.zeros(r.outputs, dtype=torch.float32) if b is None else b.detach().float()
-            for b, r in each
-        ]
-        bias = torch.cat(parts)
+        none = torch.zeros(1, dtype=torch.float32, device="cpu")
+        bias = torch.cat(
+            [none.expand(r.outputs) if b is None else b.detach().float() for b, r in each]
+        )
     whole = int8_activations and all(record.format == "q8_0" for record in records)
     run = PackedLinear(records, bias, "int8" if whole else None)
     if all(scale == 1.0 for scale in scales):
         return run
-    sizes = torch.tensor([record.outputs for record in records])
-    factor = torch.tensor(scales, dtype=torch.float32).repeat_interleave(sizes)
+    sizes = torch.tensor([record.outputs for record in records], device="cpu")
+    factor = torch.tensor(scales, dtype=torch.float32, device="cpu").repeat_interleave(sizes)
     return lambda x: run(x).mul_(factor)
 
 

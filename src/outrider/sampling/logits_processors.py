@@ -140,10 +140,10 @@ def _ids(rows: Sequence[Sequence[int]], device: Device) -> Tensor | None:
 def _biases(settings: Sequence[SamplingParams], vocab: int, device: Device) -> Tensor | None:
     if not any(s.logit_bias for s in settings):
         return None
-    bias = torch.zeros(len(settings), vocab, dtype=torch.float32)
+    bias = torch.zeros(len(settings), vocab, dtype=torch.float32, device="cpu")
     for row, s in enumerate(settings):
         if s.logit_bias:
-            told = torch.tensor(list(s.logit_bias.values()), dtype=torch.float32)
+            told = torch.tensor(list(s.logit_bias.values()), dtype=torch.float32, device="cpu")
             bias[row, list(s.logit_bias)] = told
     return bias.to(device)
 

@@ -229,4 +229,4 @@ def rows(settings: Sequence[SamplingParams], device: torch.device | str = "cpu")
 
 def fresh_seed() -> int:
     """A seed from torch's global generator, for a request that has none."""
-    return int(torch.randint(-(2**62), 2**62, ()).item()) % 2**64
+    return int(torch.randint(-(2**62), 2**62, (), device="cpu").item()) % 2**64

@@ -372,7 +372,7 @@ class Grammar:
         self._given = words, text, prompt
         self._prompt, self._read = prompt, np.empty(0, np.int64)  #: and what it has read
         self._mask = llguidance.numpy.allocate_token_bitmask(1, words.vocab_size)
-        self._bits = torch.arange(32, dtype=torch.int32)
+        self._bits = torch.arange(32, dtype=torch.int32, device="cpu")
 
     def __reduce__(self) -> tuple[type["Grammar"], tuple[LLTokenizer, str, int]]:
         """A matcher that has read nothing, where it is unpickled."""
@@ -401,7 +401,7 @@ class Grammar:
             error = self._matcher.get_error()
             if error:
                 raise ConfigurationError(f"the schema or grammar is too large to follow: {error}")
-            return torch.zeros(self._mask.shape[1] * 32, dtype=torch.bool)
+            return torch.zeros(self._mask.shape[1] * 32, dtype=torch.bool, device="cpu")
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask, 0)
         words = torch.from_numpy(self._mask[0])
         return ((words[:, None] >> self._bits) & 1).bool().flatten()

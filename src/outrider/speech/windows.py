@@ -101,13 +101,14 @@ def frames(extractor: Any, samples: Samples) -> Frames:
     """
     rate, hop = extractor.sampling_rate, extractor.hop_length
     long = len(samples) > extractor.n_samples
-    features = extractor(
-        samples,
-        sampling_rate=rate,
-        return_tensors="pt",
-        truncation=False,
-        padding="longest" if long else "max_length",
-    )
+    with torch.device("cpu"):  # whatever the caller's default is
+        features = extractor(
+            samples,
+            sampling_rate=rate,
+            return_tensors="pt",
+            truncation=False,
+            padding="longest" if long else "max_length",
+        )
     made: Tensor = features["input_features"][0]
     return Frames(made.to(torch.float32), max(1, len(samples) // hop))
 

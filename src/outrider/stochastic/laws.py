@@ -200,7 +200,7 @@ def read(name: str, given: object, count: int) -> LawTable:
         _check_count(name, len(given), count)
         return DensityLaws(tuple(given))
     try:
-        table = torch.as_tensor(_plain(given)).detach().to("cpu", torch.float64)
+        table = torch.as_tensor(_plain(given), device="cpu").detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
         arguments.refuse(
             f"what {name} returns",

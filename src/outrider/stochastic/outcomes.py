@@ -57,7 +57,7 @@ class RoundVerdict(NamedTuple):
 
 def laws_of(probs_BNV: Tensor) -> Laws:
     """Probabilities as the laws that rules read."""
-    one = torch.ones(len(probs_BNV), dtype=torch.float64)
+    one = probs_BNV.new_ones(len(probs_BNV), dtype=torch.float64)
     return Laws(probs_BNV.log(), one, greedy="none")
 
 
@@ -83,18 +83,20 @@ def as_draft(proposal: Proposal, shared: bool) -> tuple[Draft, Scores]:
     assert isinstance(target, Probabilities)
     counts = proposal.counts
     rows, nodes, vocab = proposal.rows, proposal.tree.nodes, target.probs_nV.shape[1]
-    even = torch.full((rows, nodes, vocab), 1 / vocab, dtype=torch.float64)  # where nobody looks
+    # where nobody looks
+    even = torch.full((rows, nodes, vocab), 1 / vocab, dtype=torch.float64, device="cpu")
     said, guess = even.clone(), even
     said[_columns(proposal.asked)] = target.probs_nV
     for places, table in proposal.guesses:
         assert isinstance(table, Probabilities)
         guess[_columns(places)] = table.probs_nV
-    there = torch.tensor(proposal.there)
-    tokens = torch.tensor([[value or 0 for value in row] for row in proposal.outcomes])
+    there = torch.tensor(proposal.there, device="cpu")
+    outcomes = [[value or 0 for value in row] for row in proposal.outcomes]
+    tokens = torch.tensor(outcomes, device="cpu")
     table_1NK = children(counts)
     draws = torch.where((table_1NK >= 0) & there[:, table_1NK[0].clamp(min=0)], table_1NK, -1)
     kind = DrawKind.COUPLED if shared else DrawKind.WITHOUT
-    node = torch.arange(nodes)[None, :, None]
+    node = torch.arange(nodes, device="cpu")[None, :, None]
     draft = Draft(
         tokens,
         proposal.tree,
@@ -108,7 +110,7 @@ def as_draft(proposal: Proposal, shared: bool) -> tuple[Draft, Scores]:
 
 
 def _columns(places: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    where = torch.tensor(places, dtype=torch.int64).view(-1, 2)
+    where = torch.tensor(places, dtype=torch.int64, device="cpu").view(-1, 2)
     return where[:, 0], where[:, 1]
 
 

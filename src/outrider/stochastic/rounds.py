@@ -131,10 +131,10 @@ class _Trajectories(Generic[State]):
             [[False] * tree.nodes for _ in rows],
             [[False] * tree.nodes for _ in rows],
             self.seeds[rows],
-            torch.tensor(starts),
+            torch.tensor(starts, device="cpu"),
             [],
             [],
-            laws.Probabilities(torch.empty(0, 0, dtype=torch.float64)),
+            laws.Probabilities(torch.empty(0, 0, dtype=torch.float64, device="cpu")),
         )
         for row, state in enumerate(states):
             here.states[row][0], here.there[row][0] = state, True
@@ -173,7 +173,7 @@ class _Trajectories(Generic[State]):
         table = self.g([here.states[row][node] for row, node in places])
         self._settle(table)
         here.guesses.append((places, table))
-        rows, nodes = torch.tensor(places).T
+        rows, nodes = torch.tensor(places, device="cpu").T
         keys = outcomes.draft_keys(
             here.seeds_B[rows], here.starts_B[rows], nodes, depth, self.rules.shared
         )
@@ -269,7 +269,8 @@ def speculate(
         arguments.refuse("executor", "an Executor", executor, "one of concurrent.futures")
     verifiers.chosen(rule, rule_options, shared_noise)
     key = fresh_seed() if seed is None else arguments.whole("seed", seed, do)
-    seeds = noise.words(torch.tensor(key - (1 << 64) if key >= 1 << 63 else key), len(states))
+    signed = key - (1 << 64) if key >= 1 << 63 else key
+    seeds = noise.words(torch.tensor(signed, device="cpu"), len(states))
     run = _Trajectories(
         BatchedFunction("f", f, executor, size, timeout),
         None if g is None else BatchedFunction("g", g),

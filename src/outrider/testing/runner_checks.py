@@ -126,7 +126,8 @@ def check_runner(runner: type[TransformersRunner], model: PreTrainedModel) -> No
         isinstance(runner, type) and issubclass(runner, TransformersRunner),
         f"a runner is a subclass of outrider.models.TransformersRunner; got {runner!r}",
     )
-    tokens_1Q = load_checks.ordinary(torch.arange(20) * 7, TreeDecoder(runner(model)).vocab_size)
+    numbers = torch.arange(20, device="cpu") * 7
+    tokens_1Q = load_checks.ordinary(numbers, TreeDecoder(runner(model)).vocab_size)
     before = _own_logits(model, tokens_1Q[None])
     target = TreeDecoder(runner(model))
     load_checks.paths(target, "checked")
@@ -151,14 +152,14 @@ def ragged_trees(model: PreTrainedModel, target: TreeDecoder) -> float:
     """
     parents, kept = _TREE if target.trees else _CHAIN
     tree, random = from_parents(parents), torch.Generator().manual_seed(1)
-    length = torch.tensor([21, 9, 15, 12])
+    length = torch.tensor([21, 9, 15, 12], device="cpu")
 
     def drawn(*size: int) -> torch.Tensor:
-        numbers = torch.randint(0, 1 << 20, size, generator=random)
+        numbers = torch.randint(0, 1 << 20, size, generator=random, device="cpu")
         return load_checks.ordinary(numbers, target.vocab_size)
 
     texts = [drawn(int(count)) for count in length]
-    tokens = torch.zeros(4, CAPACITY, dtype=torch.int64)
+    tokens = torch.zeros(4, CAPACITY, dtype=torch.int64, device="cpu")
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
     cache = target.open(4, CAPACITY)
@@ -174,10 +175,10 @@ def ragged_trees(model: PreTrainedModel, target: TreeDecoder) -> float:
                 whole = torch.cat([texts[row], drafted[row, nodes]])[None]
                 own = _own_logits(model, whole)[0, len(texts[row]) :, : target.vocab_size]
                 worst = max(worst, float((scores[row, nodes] - own).abs().max()))
-        accepted = torch.tensor(path)
+        accepted = torch.tensor(path, device="cpu")
         cache.keep(length, accepted)
         for row in range(4):
-            nodes = torch.tensor([0, *[node for node in path[row] if node >= 0]])
+            nodes = torch.tensor([0, *[node for node in path[row] if node >= 0]], device="cpu")
             texts[row] = torch.cat([texts[row], drafted[row, nodes]])
         length = length + (accepted >= 0).sum(1) + 1
     return worst
@@ -189,7 +190,7 @@ def perturbed_copy(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in other.parameters():
             if parameter.dim() > 1:
-                parameter += 0.01 * torch.randn(parameter.shape, generator=random)
+                parameter += 0.01 * torch.randn(parameter.shape, generator=random, device="cpu")
     return other
 
 

@@ -58,9 +58,8 @@ class Restless(Generic[M]):
             return bare(context)
         draft = self.drafter.propose(memory, context, shape)
         rows = range(context.length_B.shape[0])
-        return shallower(
-            draft, torch.tensor([self.random.randint(0, shape.max_depth) for _ in rows])
-        )
+        depths = [self.random.randint(0, shape.max_depth) for _ in rows]
+        return shallower(draft, torch.tensor(depths, device="cpu"))
 
     def commit(
         self, memory: M, context: Context, draft: Draft, verdict: Verdict, scores: Scores
@@ -150,7 +149,7 @@ def chi_square_tail(statistic: float, freedom: int) -> float:
     """
     if freedom < 1:
         return 1.0
-    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64, device="cpu")
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
@@ -167,7 +166,7 @@ def text_law(
     torch.Size([16])
     """
     texts = list(product(range(model.config.vocab_size), repeat=length))
-    ids = torch.tensor([(*prompt, *text) for text in texts])
+    ids = torch.tensor([(*prompt, *text) for text in texts], device="cpu")
     with torch.inference_mode():
         logits = model(ids).logits[:, len(prompt) - 1 : -1].double() / sampling.temperature
     if sampling.top_k:
@@ -203,8 +202,9 @@ def p_value(
         inputs=None if inputs is None else [inputs] * seeds,
     )
     vocab = engine.target.vocab_size
-    place = torch.tensor([vocab**at for at in reversed(range(length))])
-    seen = torch.bincount((torch.tensor(texts) * place).sum(1), minlength=vocab**length).double()
+    place = torch.tensor([vocab**at for at in reversed(range(length))], device="cpu")
+    numbers = (torch.tensor(texts, device="cpu") * place).sum(1)
+    seen = torch.bincount(numbers, minlength=vocab**length).double()
     expected = law * seeds
     if seen[expected == 0].any():
         return 0.0, run

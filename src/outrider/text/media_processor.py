@@ -36,6 +36,7 @@ _IDS = ("input_ids", "attention_mask", "labels")  #: what no prompt has beside i
 #: Processors that cut a recording off behind their extractor's window without a word.
 _CUT_OFF = ("Qwen2AudioProcessor", "Qwen2_5OmniProcessor")
 _RATE = 16_000  #: samples per second, where a feature extractor does not say
+_HOST = torch.device("cpu")  #: where a processor makes tensors, whatever the caller's default is
 
 
 def has_media(prompt: object) -> bool:
@@ -115,7 +116,8 @@ class MediaProcessor:
         image = open_image(given)
         reader = found(self.processor, "image_processor") or self.processor
         try:
-            made = reader(images=image, return_tensors="pt")
+            with _HOST:
+                made = reader(images=image, return_tensors="pt")
             if "flattened_patches" not in made:
                 return made["pixel_values"][0]
             return made["flattened_patches"][0][made["attention_mask"][0].bool()]
@@ -200,13 +202,15 @@ class MediaProcessor:
                 "prompt each, as the processor makes them of one"
             )
         seen = given.get("attention_mask")
-        if seen is not None and not bool(torch.as_tensor(seen).bool().all()):
+        if seen is not None and not bool(torch.as_tensor(seen, device="cpu").bool().all()):
             raise PromptError(
                 f"prompt {number} has padding; got an attention_mask with zeros; have the "
                 "processor make each prompt alone"
             )
         beside = {
-            name: torch.as_tensor(value) if not isinstance(value, (list, tuple)) else value
+            name: value
+            if isinstance(value, (list, tuple, torch.Tensor))
+            else torch.as_tensor(value, device="cpu")
             for name, value in given.items()
             if name not in _IDS and value is not None
         }
@@ -223,7 +227,9 @@ class MediaProcessor:
         """What the processor makes of a prompt with images or sound."""
         self.processor  # noqa: B018  (its absence has an error of its own)
         try:
-            ids, inputs = self.ready(call())
+            with _HOST:
+                given = call()
+            ids, inputs = self.ready(given)
         except OutriderError:
             raise
         except Exception as error:  # a processor is a program of its own, as its template is

@@ -142,14 +142,15 @@ class SourceTranscription(TranscribingModel):
                 f"{self.name} is not told the language; got language={language!r}; leave it out"
             )
         try:
-            if asks is not None:
-                made = asks(audio=samples, source_language=language)
-            elif told_language:
-                made = processor(samples, language=language, sampling_rate=self.rate)
-            else:
-                reads = found(processor, "feature_extractor") or processor
-                made = reads(samples, sampling_rate=self.rate, return_tensors="pt")
-            return self._read(made)
+            with torch.device("cpu"):  # tensors of a processor's, whatever the caller's default
+                if asks is not None:
+                    made = asks(audio=samples, source_language=language)
+                elif told_language:
+                    made = processor(samples, language=language, sampling_rate=self.rate)
+                else:
+                    reads = found(processor, "feature_extractor") or processor
+                    made = reads(samples, sampling_rate=self.rate, return_tensors="pt")
+                return self._read(made)
         except OutriderError:
             raise
         except Exception as error:  # a processor is a program of its own
@@ -169,21 +170,22 @@ class SourceTranscription(TranscribingModel):
                 f"language={language!r}, and no token {word}; write one such as 'eng'"
             )
         reads = self.media.processor.feature_extractor
-        ids, source = self._read(reads(samples, sampling_rate=self.rate, return_tensors="pt"))
+        with torch.device("cpu"):
+            ids, source = self._read(reads(samples, sampling_rate=self.rate, return_tensors="pt"))
         return [*ids, token], source
 
     def _read(self, made: Mapping[str, object]) -> tuple[list[int], Inputs]:
         """What a processor made of one recording, without padding."""
         name = next(name for name in _FEATURES if name in made)
-        features, seen = torch.as_tensor(made[name]), made.get("attention_mask")
+        features, seen = torch.as_tensor(made[name], device="cpu"), made.get("attention_mask")
         if name == "input_values" and features.dim() == 3:  # of one channel
             features = features[:, 0]
         if seen is not None:
-            features = features[:, : int(torch.as_tensor(seen).sum())]
-        there = torch.ones(1, features.shape[1], dtype=torch.bool)
+            features = features[:, : int(torch.as_tensor(seen, device="cpu").sum())]
+        there = torch.ones(1, features.shape[1], dtype=torch.bool, device="cpu")
         given, ids = made.get("decoder_input_ids"), list(self.begun)
         if given is not None:  # as `generate` has it: behind the start, if that is not its first
-            asked = torch.as_tensor(given)[0].tolist()
+            asked = torch.as_tensor(given, device="cpu")[0].tolist()
             ids = asked if asked[: len(ids)] == ids else [*ids, *asked]
         return ids, Inputs(None, features, there)
 

@@ -88,13 +88,13 @@ def _features(
 ) -> dict[str, Tensor]:
     output = score(model, text, aux_layers)
     states = [state[0] for state in output.hidden] or [
-        torch.empty(len(text.tokens), 0, dtype=torch.float32)
+        output.logits_BQV.new_empty(len(text.tokens), 0, dtype=torch.float32)
     ]
     logs_NM, ids_NM = output.logits_BQV[0].float().log_softmax(-1).topk(most, -1)
     return {
-        "tokens": torch.tensor(text.tokens, dtype=torch.int32),
-        "lengths": torch.tensor([len(text.tokens)]),
-        "starts": torch.tensor([text.start]),
+        "tokens": torch.tensor(text.tokens, dtype=torch.int32, device="cpu"),
+        "lengths": torch.tensor([len(text.tokens)], device="cpu"),
+        "starts": torch.tensor([text.start], device="cpu"),
         "states": torch.cat(states, -1).bfloat16().cpu(),
         "top_ids": ids_NM.int().cpu(),
         "top_logs": logs_NM.half().cpu(),
@@ -163,8 +163,8 @@ def alpha(
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> Alpha:
     """The draft's alpha on these texts, from whole laws; the target runs once over each."""
-    sums = torch.zeros(len(TEMPERATURES), DEPTH, dtype=torch.float64)
-    counts = torch.zeros(DEPTH, dtype=torch.float64)
+    sums = torch.zeros(len(TEMPERATURES), DEPTH, dtype=torch.float64, device="cpu")
+    counts = torch.zeros(DEPTH, dtype=torch.float64, device="cpu")
     ids_K = student.ids_K
     for number, text in enumerate(texts):
         output = score(model, text, student.aux_layers)

@@ -224,9 +224,10 @@ def _student(
 ) -> Student:
     torch.manual_seed(task.plan.seed)
     ids_K = frequent(features, vocabulary_of(model.config), task.vocab_size)
-    if task.kind == "head":
-        return HeadStudent(model, ids_K, aux_layers, task.inner)
-    return LayerStudent(model, ids_K, _layers(model.config, task))
+    with torch.device("cpu"):  # modules, which move themselves
+        if task.kind == "head":
+            return HeadStudent(model, ids_K, aux_layers, task.inner)
+        return LayerStudent(model, ids_K, _layers(model.config, task))
 
 
 def _layers(config: PretrainedConfig, task: Task) -> tuple[int, ...]:
@@ -260,7 +261,7 @@ def frequent(texts: Sequence[Features], vocab_size: int, most: int) -> Tensor:
 
     Fewer if the texts know fewer.
     """
-    counts = torch.zeros(vocab_size, dtype=torch.float32)
+    counts = torch.zeros(vocab_size, dtype=torch.float32, device="cpu")
     for text in texts:
         likely = text.top_ids_NM[text.start - 1 :, :LIKELY].flatten().long()
         counts += torch.bincount(likely, minlength=vocab_size)

@@ -49,7 +49,9 @@ class TrainBatch(NamedTuple):
             )
 
         place = number_V.device
-        counts = [torch.arange(len(text.tokens_N)) >= text.start - 1 for text in texts]
+        counts = [
+            torch.arange(len(text.tokens_N), device="cpu") >= text.start - 1 for text in texts
+        ]
         return TrainBatch(
             padded([text.tokens_N for text in texts], 0).long().to(place),
             padded([text.states_NF for text in texts], 0)
@@ -240,9 +242,9 @@ class Trainer:
 def numbering(ids_K: Tensor | None, vocab_size: int) -> Tensor:
     """The number [V] of every token in the head's vocabulary, -1 outside it."""
     if ids_K is None:
-        return torch.arange(vocab_size)
-    numbers = torch.full((vocab_size,), -1)
-    numbers[ids_K.cpu()] = torch.arange(len(ids_K))
+        return torch.arange(vocab_size, device="cpu")
+    numbers = torch.full((vocab_size,), -1, device="cpu")
+    numbers[ids_K.cpu()] = torch.arange(len(ids_K), device="cpu")
     return numbers
 
 

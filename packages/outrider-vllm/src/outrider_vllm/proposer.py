@@ -162,13 +162,15 @@ def _claimed(free: list[_ProposerRow | None], at: int, text: Array) -> _Proposer
 def _context(text: Array) -> Context:
     """One row, greedy: what is drafted follows from the text."""
     tokens_1L = torch.from_numpy(text.astype(np.int64))[None]
-    length_1 = torch.tensor([len(text)])
+    length_1 = torch.tensor([len(text)], device="cpu")
     return Context(tokens_1L, length_1, len(text), rows([SamplingParams(0, seed=0)]))
 
 
 def _kept(new: Sequence[int]) -> tuple[Verdict, Scores]:
     """A verdict that adds these tokens; nothing is known of the target's laws."""
     count = len(new) - 1
-    path_1D = torch.arange(1, count + 1)[None]
-    verdict = Verdict(path_1D, torch.tensor([count]), torch.tensor([new[-1]]))
-    return verdict, Scores(Laws(torch.zeros(1, 0, 0), torch.zeros(1)))
+    path_1D = torch.arange(1, count + 1, device="cpu")[None]
+    verdict = Verdict(
+        path_1D, torch.tensor([count], device="cpu"), torch.tensor([new[-1]], device="cpu")
+    )
+    return verdict, Scores(Laws(torch.zeros(1, 0, 0, device="cpu"), torch.zeros(1, device="cpu")))

@@ -126,7 +126,8 @@ class OfferedCandidates:
             into = [at for at, one in enumerate(since) if one is not None and one.offer is offer]
             those = [one for one in since if one is not None and one.offer is offer]
             longest = max(len(one.kept) for one in those)
-            path_BD = torch.tensor([[*o.kept, *[-1] * (longest - len(o.kept))] for o in those])
+            paths = [[*o.kept, *[-1] * (longest - len(o.kept))] for o in those]
+            path_BD = torch.tensor(paths, device="cpu")
             own = offer.memory.take([one.place for one in those])
             drafter.pass_by(
                 own,

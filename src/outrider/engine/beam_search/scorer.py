@@ -177,8 +177,8 @@ class PrefixScorer:
 
     def _tokens(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, prompts))
-        tokens_BL = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompts])
-        return tokens_BL.to(self._device)
+        padded = [[*p, *[0] * (longest - len(p))] for p in prompts]
+        return torch.tensor(padded, device=self._device)
 
     def behind(self, places: Sequence[int | None]) -> Tensor:
         """The model's logits [B, V] behind one place of each prompt, before any text is scored."""

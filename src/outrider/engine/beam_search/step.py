@@ -85,6 +85,7 @@ class Beams:
 
 
 DEAD = -1.0e9  #: the score of a beam that is none
+_POWER = 60.0  #: of e: float32 holds a log-probability by it
 BLOCK = 64  #: values of a block in `largest`
 
 
@@ -106,6 +107,12 @@ class Rules:
     stops: frozenset[int] = frozenset()
     ends: Callable[[Prefix], bool] | None = None
     drawn: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        longest, power = max(self.limit - self.prompt, 1), self.beams.length_penalty
+        if abs(power) * math.log(longest) > _POWER:
+            what = f"a number to whose power {longest} tokens are below {math.exp(_POWER):.0e}"
+            arguments.refuse("length_penalty", what, power, "1.0 is usual, 0 compares no lengths")
 
     @property
     def candidates(self) -> int:
@@ -235,7 +242,7 @@ def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     if rules.beams.early_stopping == "never" and rules.beams.length_penalty > 0:
         longest = rules.limit - rules.prompt
     possible = float(scores_W[0] / longest**rules.beams.length_penalty)
-    improvable = state.improvable and possible > (finished[-1].score if full else DEAD)
+    improvable = state.improvable and possible > (finished[-1].score if full else -math.inf)
     done = not improvable or (full and rules.beams.early_stopping is True) or all(found.over)
     return State(
         tuple(found.texts[at] for at in kept),

@@ -390,7 +390,7 @@ def _apart(
     if min(chosen) == widest:
         return shape
     shapes = [memory.shape for memory in memories]
-    depths = torch.tensor([each.max_depth for each in shapes])
+    depths = torch.tensor([each.max_depth for each in shapes], device="cpu")
     return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in shapes))
 
 

@@ -96,7 +96,7 @@ class KernelCall:
         shape, cos, sin = of.shape, of.cos, of.sin
         each, count = shape.size * cos.itemsize, batch * queries
         #: Factors of both kinds, and two tables of how far nodes see (`outrider_nodes`).
-        self.room = torch.empty(count * (2 * each + 8), dtype=torch.uint8)
+        self.room = cos.new_empty(count * (2 * each + 8), dtype=torch.uint8)
         self.kept = positions, slots, visible  # what addresses point to
         self.sizes = _AttentionSizes(
             batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads,
@@ -169,7 +169,7 @@ class KernelCall:
             pointers = [
                 [table.data_ptr() for table in tables] for tables in zip(*each, strict=True)
             ]
-            cache.planes = first, torch.tensor(pointers)
+            cache.planes = first, torch.tensor(pointers, device="cpu")
         keys, addresses = cache.planes
         rows, heads, _, size = keys.shape
         if self.sizes.B > rows or (heads, size) != (self.sizes.K, self.sizes.E):

@@ -72,7 +72,7 @@ def convolve(
     rows, nodes, channels = x.shape
     weight, bias = weight_CK.contiguous(), None if bias_C is None else bias_C.contiguous()
     places, there, lines = windows
-    out = torch.empty(rows, nodes, channels, dtype=x.dtype)
+    out = x.new_empty(rows, nodes, channels)
     about = _Windows(
         rows, nodes, channels, weight.shape[1], source_BSC.shape[1], x.dtype is torch.bfloat16,
         _ACTIVATES[activation], *x.stride()[:2], places.data_ptr(),

@@ -111,7 +111,7 @@ def over_nodes(
     asked = origins_BQ, state, query, key, value, share, decay
     read = [table.contiguous() for table in asked]
     places = [table.contiguous() for table in (*due, lines_BQ)]
-    room = torch.empty(threads, nodes, keys, values, dtype=torch.float32)
+    room = state.new_empty(threads, nodes, keys, values, dtype=torch.float32)
     delta, out = torch.empty_like(read[4]), torch.empty_like(read[4])
     build.function("outrider_outer_nodes", _NODES)(
         rows, nodes, heads, key.shape[2], keys, values, decay.dim() == 4, beta is not None,
@@ -143,8 +143,8 @@ def over_scan(
     threads = torch.get_num_threads()
     room = nodes * (keys * values if nodes > FEW else keys + 1)
     parts = 2 * rows * nodes * (groups * keys + heads * values + heads)
-    work = torch.empty(parts + threads * room, dtype=torch.float32)
-    out = torch.empty(rows, nodes, heads, values, dtype=torch.float32)
+    work = x.new_empty(parts + threads * room, dtype=torch.float32)
+    out = x.new_empty(rows, nodes, heads, values, dtype=torch.float32)
     of_heads = [
         None if one is None else one.float().contiguous()
         for one in (steps.a_H, steps.bias_H, steps.skip_H)

@@ -120,7 +120,7 @@ class PackedWeight:
         Raises IndexError for an id that is no output, RuntimeError where nothing is compiled.
         """
         ids = ids.to(torch.int64).contiguous()
-        out = torch.empty(*ids.shape, self.wide, dtype=torch.float32)
+        out = ids.new_empty(*ids.shape, self.wide, dtype=torch.float32)
         if build.function("outrider_packed_rows", _ROWS)(
             FORMATS[self.format].code, self.per, ids.numel(), self.wide, self.outputs,
             ids.data_ptr(), self.panels.data_ptr(), out.data_ptr(),
@@ -130,7 +130,7 @@ class PackedWeight:
 
     def dequantize(self) -> Tensor:
         """float32 [outputs, inputs], as `gguf.quants.dequantize` computes it."""
-        return self.rows(torch.arange(self.outputs)).contiguous()
+        return self.rows(torch.arange(self.outputs, device="cpu")).contiguous()
 
 
 class PackedLinear:

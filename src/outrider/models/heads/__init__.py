@@ -1,6 +1,7 @@
 """Heads: small modules that draft from the target's hidden states, and what is driven like them."""
 
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from outrider import arguments, plugins
+from outrider.errors import ConfigurationError
 from outrider.models.config import folder_fields, read
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.sources import ModelSource
@@ -54,6 +57,20 @@ SOURCES: "list[LazyKind | HeadKind]" = [
         for home in ("parallel_eagle:PEagleSource", "source:HeadSource")
     ),
 ]
+
+
+def _source(given: object) -> type[TargetBoundSource]:
+    """What entry points may give: a class of sources."""
+    if isinstance(given, type) and issubclass(given, TargetBoundSource):
+        return given
+    raise ConfigurationError(
+        "a head's source is a subclass of outrider.models.draft_source.TargetBoundSource; got "
+        f"{arguments.shown(given)}; give that class"
+    )
+
+
+#: Sources of other distributions, each named as a mark of its folders.
+PLUGINS = plugins.PluginGroup("outrider.heads", "head", _source)
 #: What configurations of heads say of themselves.
 _HEADS = re.compile("draft|eagle|hydra|medusa|mtp|pard|speculat", re.IGNORECASE)
 
@@ -73,17 +90,28 @@ def source_of(given: object, target: ModelSource) -> "TargetBoundSource | PardSo
 
     Raises ConfigurationError and VocabularyMismatch for a head that cannot be used.
     """
-    shown = marks(given)
-    for kind in SOURCES:
-        if isinstance(kind, LazyKind):
-            if kind.marks.isdisjoint(shown):
-                continue
-            kind = kind.load()
+    for kind in _kinds(marks(given)):
         if kind.reads(given):
             return kind(target, given)
     if isinstance(given, (str, Path)):
         _refuse_unknown(Path(given))
     return None
+
+
+def _kinds(shown: frozenset[str]) -> "Iterator[HeadKind]":
+    """Kinds with one of these marks, ours first. Plug-ins are imported where one is named so."""
+    for kind in SOURCES:
+        if not isinstance(kind, LazyKind):
+            yield kind
+        elif not kind.marks.isdisjoint(shown):
+            yield kind.load()
+    if not shown.isdisjoint(PLUGINS.names()):
+        lazy = (kind.marks for kind in SOURCES if isinstance(kind, LazyKind))
+        found = PLUGINS.load(frozenset().union(*lazy))
+        for name in sorted(shown):
+            PLUGINS.refuse_broken(name)
+            if name in found:
+                yield found[name]
 
 
 def _refuse_unknown(folder: Path) -> None:

@@ -127,7 +127,7 @@ class Eagle3(DraftHead):
         self.aux_layers, self.depth = config.aux_layers, len(self.layers)
         self.norm = kind.norm(wide, eps=eps)
         if ids_K is None and config.draft_vocab_size < inner.vocab_size:
-            ids_K = torch.arange(config.draft_vocab_size)
+            ids_K = torch.arange(config.draft_vocab_size, device="cpu")
         self.speak(config.draft_vocab_size, ids_K)
         self._packed: Product | None = None
         self.turned_by(kind.rotary(inner))
@@ -252,13 +252,13 @@ def fits(head: Eagle3) -> bool:
     )
 
 
-class Eagle3Cpu:
+class Eagle3Llama:
     """A `StateHead` with the weights of an EAGLE-3 head, which must not change any more.
 
     `positions` are those that a text may have: the head's configuration may say fewer. `int8` keeps
     the weights of its products in 8 bits.
 
-    >>> lean = Eagle3Cpu(head, packed=True, positions=8192)  # doctest: +SKIP
+    >>> lean = Eagle3Llama(head, packed=True, positions=8192)  # doctest: +SKIP
     >>> HeadModel(AutoregressiveHead(lean), 49152)  # doctest: +SKIP
     """
 

@@ -207,7 +207,7 @@ def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int
             given = f"{size} of {vocab} tokens and no d2t, which says which ones"
             raise bad_head(folder, given, "give a whole checkpoint")
         return None
-    ids = shift.long() + torch.arange(len(shift))
+    ids = shift.long() + torch.arange(len(shift), device=shift.device)
     marked = weights.get("t2d")
     fits = len(ids) == size and 0 <= int(ids.min()) <= int(ids.max()) < vocab
     if not fits or (marked is not None and not torch.equal(marked.nonzero()[:, 0], ids.sort()[0])):

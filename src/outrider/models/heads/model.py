@@ -44,8 +44,8 @@ class DraftHead(nn.Module):
         if self._read is None:
             self.lm_head = nn.Linear(self.width, known, bias=False)
         if ids_K is not None:
-            self.register_buffer("d2t", ids_K - torch.arange(len(ids_K)))
-            every = torch.zeros(self.vocab, dtype=torch.bool)
+            self.register_buffer("d2t", ids_K - torch.arange(len(ids_K), device=ids_K.device))
+            every = ids_K.new_zeros(self.vocab, dtype=torch.bool)
             self.register_buffer("t2d", every.index_fill(0, ids_K, True))
 
     def turned_by(self, rotary: nn.Module) -> None:

@@ -61,7 +61,7 @@ class HeadSource(TargetBoundSource):
         int8 = setting.draft_dtype == "int8"
         if eagle3.fits(head):
             positions = read(decoder_of(self.target.config), "max_position_embeddings", int) or 0
-            made = eagle3.Eagle3Cpu(head, setting.packed, positions, int8)
+            made = eagle3.Eagle3Llama(head, setting.packed, positions, int8)
             return HeadModel(self.runner(made, head), vocab)
         if setting.packed or int8:
             head.pack(int8)

@@ -159,7 +159,7 @@ class StateCall:
     @cached_property
     def origins_BQ(self) -> Tensor | None:
         """`origins` as a table; None if some nodes start from states of earlier calls."""
-        return torch.tensor(self.origins) if self.outside_BED is None else None
+        return torch.tensor(self.origins, device="cpu") if self.outside_BED is None else None
 
     def note(self, ring_BR: Tensor, entry_BQ: Tensor) -> None:
         """Write the nodes' entries [B, Q, ...] to a ring [B, R, ...]; of text, the last ones."""

@@ -44,8 +44,8 @@ def _compile(part: torch.nn.Module) -> bool:
         return False
     gated = "gate" in inspect.signature(part.forward).parameters
     random = torch.Generator().manual_seed(0)
-    drawn = torch.randn(2, 1, 2, width, generator=random, dtype=torch.float32)
-    drawn[0] *= torch.tensor([[3.0], [1e-3]], dtype=torch.float32)
+    drawn = torch.randn(2, 1, 2, width, generator=random, dtype=torch.float32, device="cpu")
+    drawn[0] *= torch.tensor([[3.0], [1e-3]], dtype=torch.float32, device="cpu")
     given = tuple(drawn) if gated else (drawn[0],)
     try:
         expected: object = part(*given)

@@ -34,7 +34,7 @@ class OuterProductState:
         if compiled.unsupported_reason(state) is None:
             made = torch.empty_like(state) if into is None else into
             log = decay[:, None], key[:, None], delta[:, None]
-            one_B = torch.ones(len(state), dtype=torch.int64)
+            one_B = state.new_ones(len(state), dtype=torch.int64)
             compiled.advance(state, made, log, one_B, one_B)
             return made
         key = per_head(key, delta.shape[1], 1)

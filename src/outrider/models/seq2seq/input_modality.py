@@ -77,7 +77,8 @@ class TextInput(InputModality):
     def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
         """Ids that are no padding in families that have it in front."""
         lengths = [7 + 2 * (row % 3) for row in range(rows)]
-        ids = torch.arange(max(lengths)) * 5 + torch.arange(rows)[:, None] * 11 + 3
+        line, column = (torch.arange(many, device="cpu") for many in (rows, max(lengths)))
+        ids = column * 5 + line[:, None] * 11 + 3
         mask = there(lengths)
         return Inputs(ids % self.vocab_size * mask, None, mask), lengths
 
@@ -209,7 +210,7 @@ class FlatPatchInput(InputModality):
         """Noise in two rows of patches."""
         lengths = [6 + 2 * (row % 3) for row in range(rows)]
         patches = _noise(rows, max(lengths), self.wide)
-        at = torch.arange(max(lengths)) % self.most
+        at = torch.arange(max(lengths), device="cpu") % self.most
         patches[..., 0], patches[..., 1] = at % 2, at // 2
         return Inputs(None, patches, there(lengths)), lengths
 
@@ -254,7 +255,7 @@ class TextAndPixelInput(TextInput):
         """Noise ahead of ids."""
         made, lengths = super().made_up(rows)
         assert made.ids_BS is not None
-        places = torch.full((rows, self.places), self.token)
+        places = torch.full((rows, self.places), self.token, device="cpu")
         ids = torch.cat([places, made.ids_BS.masked_fill(made.ids_BS == self.token, 3)], 1)
         lengths = [length + self.places for length in lengths]
         return Inputs(ids, _noise(rows, *self.shape), there(lengths)), lengths
@@ -322,12 +323,12 @@ def there(lengths: Sequence[int]) -> Tensor:
     >>> there([1, 2]).tolist()
     [[True, False], [True, True]]
     """
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return torch.arange(max(lengths), device="cpu") < torch.tensor(lengths, device="cpu")[:, None]
 
 
 def _noise(*shape: int) -> Tensor:
     random = torch.Generator().manual_seed(_SEED)
-    return 0.5 * torch.randn(shape, generator=random, dtype=torch.float32)
+    return 0.5 * torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
 
 
 def _shape_of(inputs: Inputs, reads: str, made: str) -> list[int]:

@@ -73,8 +73,8 @@ class MarianSinusoids(MarianSinusoidalPositionalEmbedding):  # type: ignore[misc
     def create_weight(self) -> Tensor:
         """Sines [P, E/2] beside cosines."""
         positions, width = self.weight.shape
-        steps = torch.arange(width // 2, dtype=torch.float64) / max(width // 2 - 1, 1)
-        at = torch.arange(positions, dtype=torch.float64)[:, None]
+        steps = torch.arange(width // 2, dtype=torch.float64, device="cpu") / max(width // 2 - 1, 1)
+        at = torch.arange(positions, dtype=torch.float64, device="cpu")[:, None]
         angles = at * torch.exp(-math.log(10000) * steps)
         return torch.cat([angles.sin(), angles.cos()], 1).to(self.weight.dtype)
 

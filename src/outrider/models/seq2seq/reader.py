@@ -118,7 +118,8 @@ def check_width(encoded: Encoded, wide: int) -> None:
 def made_up_states(lengths: list[int], wide: int) -> Encoded:
     """States of so many rows, the same at every call."""
     random = torch.Generator().manual_seed(_SEED)
-    states = torch.randn(len(lengths), max(lengths), wide, generator=random, dtype=torch.float32)
+    shape = len(lengths), max(lengths), wide
+    states = torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
     return Encoded(states, there(lengths))
 
 

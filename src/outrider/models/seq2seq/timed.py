@@ -124,7 +124,7 @@ class _CodeReader(EncoderReader):
         random = torch.Generator().manual_seed(_SEED)
         shape = rows, max(lengths), self.model.config.num_codebooks
         most = self.model.config.codebook_vocab_size - 1
-        codes = torch.randint(most, shape, generator=random).to(self.model.device)
+        codes = torch.randint(most, shape, generator=random, device="cpu").to(self.model.device)
         moved = Inputs(None, made.features, made.mask_BS.to(self.model.device))
         return moved._replace(encoded=Encoded(codes, there(lengths).to(self.model.device)))
 

@@ -93,10 +93,10 @@ def survivors(laws: Laws, keys_BR: Tensor, phi_BR: Tensor, psi_BR: Tensor, width
     full = [arrivals + [absent] * (width - len(arrivals)) for arrivals in batch]
     time, parent, token, phi = zip(*(zip(*row, strict=True) for row in full), strict=True)
     return Survivors(
-        torch.tensor(parent),
-        torch.tensor(token),
-        torch.tensor(phi, dtype=torch.float64),
-        -torch.tensor(time, dtype=torch.float64),
+        torch.tensor(parent, device="cpu"),
+        torch.tensor(token, device="cpu"),
+        torch.tensor(phi, dtype=torch.float64, device="cpu"),
+        -torch.tensor(time, dtype=torch.float64, device="cpu"),
     )
 
 

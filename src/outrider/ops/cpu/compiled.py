@@ -66,10 +66,10 @@ def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> BlockVer
     tokens_BN = draft.tokens_BN.expand(batch, -1)
     read = [t.contiguous() for t in (tokens_BN, *tables, draws.seed_B, draws.start_B)]
     given = (_POINTER * 9)(*(table.data_ptr() for table in read), *guesses.at)
-    path_BD = torch.empty(batch, depth, dtype=torch.int64)
-    count_B, next_B = (torch.empty(batch, dtype=torch.int64) for _ in range(2))
+    path_BD = tokens_BN.new_empty(batch, depth)
+    count_B, next_B = (tokens_BN.new_empty(batch) for _ in range(2))
     told = overlap and draft.laws is not None and depth > 0
-    overlap_BD = torch.empty(batch, depth, dtype=torch.float32) if told else None
+    overlap_BD = tokens_BN.new_empty(batch, depth, dtype=torch.float32) if told else None
     done = np.zeros(batch, dtype=np.uint8)
     out = [None if t is None else t.data_ptr() for t in (path_BD, count_B, next_B, overlap_BD)]
     run = build.function("outrider_block", (_POINTER,) * 9)

@@ -123,5 +123,6 @@ class Nothing(NamedTuple):
 def nothing(rows: int) -> Nothing:
     """Of so many rows. It is never written to, so that it is made once."""
     with torch.inference_mode(False):
-        whole_B = torch.zeros(rows, dtype=torch.int64)
-        return Nothing(whole_B.new_zeros(rows, 0), whole_B, torch.zeros(rows))
+        whole_B = torch.zeros(rows, dtype=torch.int64, device="cpu")
+        float_B = whole_B.new_zeros(rows, dtype=torch.float32)
+        return Nothing(whole_B.new_zeros(rows, 0), whole_B, float_B)

@@ -53,7 +53,7 @@ def weights_of(laws: Laws) -> RowWeights | None:
 def scratch(vocab: int, dtype: str, which: int) -> Row:
     """A reusable row as NumPy array and tensor. `which` tells rows in use at once apart."""
     with torch.inference_mode(False):
-        row = torch.empty(vocab, dtype=getattr(torch, dtype))
+        row = torch.empty(vocab, dtype=getattr(torch, dtype), device="cpu")
     return row.numpy(), row
 
 
@@ -328,7 +328,7 @@ def assisted(
         target.fill(0, n)
         token, _ = pick(target.row, last)
     chosen = [*tokens[:n], min(token, target.vocab - 1)]
-    return torch.tensor([chosen]), torch.tensor(n)
+    return torch.tensor([chosen], device="cpu"), torch.tensor(n, device="cpu")
 
 
 def _residual(

@@ -119,8 +119,8 @@ def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, T
     wanted = [b * count + r for b, rows in enumerate(rows_Bc.tolist()) for r in rows]
     uniforms = [keys.fine_uniform(key, 0) for key in keys_Bc.flatten().tolist()]
     found = [urns.draw_one(row, u) for row, u in zip(wanted, uniforms, strict=True)]
-    tokens = torch.tensor([token for token, _ in found]).view(keys_Bc.shape)
-    there = torch.tensor([mass > 0 for _, mass in found]).view(keys_Bc.shape)
+    tokens = torch.tensor([token for token, _ in found], device="cpu").view(keys_Bc.shape)
+    there = torch.tensor([mass > 0 for _, mass in found], device="cpu").view(keys_Bc.shape)
     if laws.greedy == "some":
         hot = hot_rows(laws)[..., 0]
         tokens, there = torch.where(hot, best_Bc, tokens), torch.where(hot, some_Bc, there)

@@ -174,7 +174,8 @@ def speculative_sampling(
     if candidate_logits.is_cuda:
         valid, n = _on_device(candidate_input_ids, candidate_logits, new_logits, gamma, weight)
     else:
-        ids, uniforms = candidate_input_ids[0, -candidate_length:], torch.rand(gamma + 2)
+        ids = candidate_input_ids[0, -candidate_length:]
+        uniforms = torch.rand(gamma + 2, device="cpu")
         valid, n = ops.assisted(ids, candidate_logits, new_logits, uniforms, weight)
     if done:
         valid, n = ended(valid, n, candidate_length)

@@ -223,14 +223,14 @@ def _products(target: TreeDecoder, nodes: int) -> Callable[[], object]:
         assert isinstance(runner, TransformersRunner), "every other runner reads more than text"
         linears = [m for m in runner.model.modules() if isinstance(m, torch.nn.Linear)]
         runs = [(m, m.in_features) for m in linears]
-    each = {wide: torch.randn(1, nodes, wide).to(target.dtype) for _, wide in runs}
+    each = {wide: torch.randn(1, nodes, wide, device="cpu").to(target.dtype) for _, wide in runs}
     return lambda: [run(each[wide]) for run, wide in runs]
 
 
 def _call(target: TreeDecoder, rows: int, nodes: int, behind: int) -> Callable[[], object]:
     """A call that reads so many tokens of each of some prompts behind others."""
     wide = target.width(behind + nodes)
-    cache, at = target.open(rows, wide), torch.arange(behind + nodes).expand(rows, -1)
+    cache, at = target.open(rows, wide), torch.arange(behind + nodes, device="cpu").expand(rows, -1)
     if behind:
         first = at[:, :behind]
         target.forward(cache, causal(first % target.vocab_size, first, wide), last=1)
@@ -254,7 +254,7 @@ class _Around:
     def __init__(self, vocab: int, rounds: int) -> None:
         tiny = TreeDecoder(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
         # a real model's weights leave nothing of the engine in caches
-        self._away = torch.zeros(1 << 25).sum
+        self._away = torch.zeros(1 << 25, device="cpu").sum
         self._steps = [Steps(tiny, rows, (n,), NEAR, rounds, self._away) for rows, n in ENGINE]
         self._calls = [_call(tiny, rows, nodes, NEAR) for rows, nodes in ENGINE]
         self._took: list[list[float]] = [[] for _ in ENGINE]

@@ -52,9 +52,9 @@ def test(law_V: Tensor, tokens: Sequence[int], level: float, power: float) -> Te
     count = len(tokens)
     where = bins(law, count)
     size = int(where.max()) + 1
-    expected = torch.zeros(size, dtype=torch.float64).scatter_add_(0, where, law) * count
-    observed = torch.zeros(size, dtype=torch.float64)
-    observed.scatter_add_(0, where[torch.tensor(tokens)], torch.ones(count, dtype=torch.float64))
+    observed = law.new_zeros(size)
+    expected = observed.scatter_add(0, where, law) * count
+    observed.scatter_add_(0, where[torch.tensor(tokens, device="cpu")], law.new_ones(count))
     name = "marginal"
     if size < 2:
         detail = "one token has all the probability: inconclusive"

@@ -60,9 +60,9 @@ def pad(
     """Right-padded tokens and lengths. `vocab` is needed where `sampling` shapes logits."""
     whole = [text.prompt + text.new for text in texts]
     most = max(map(len, whole))
-    tokens = torch.zeros(len(texts), most, dtype=torch.int64)
+    tokens = torch.zeros(len(texts), most, dtype=torch.int64, device="cpu")
     for row, ids in enumerate(whole):
-        tokens[row, : len(ids)] = torch.tensor(ids)
+        tokens[row, : len(ids)] = torch.tensor(ids, device="cpu")
     settings = [replace(sampling, seed=text.seed) for text in texts]
     prompts = [text.prompt for text in texts]
     # stop tokens are tokens like any other here, as in the runs that are certified
@@ -210,7 +210,7 @@ class DraftGuesses:
             self.drafter.open(context, capacity), context, self.drafter.shapes[0]
         )
         batch = draft.tokens_BN.shape[0]
-        guess = torch.zeros(batch, self.vocab_size)
+        guess = torch.zeros(batch, self.vocab_size, device="cpu")
         if draft.draws_BNK.shape[2] == 0 or draft.tree.max_depth == 0:
             return guess
         kid = draft.draws_BNK[:, 0].expand(batch, -1)

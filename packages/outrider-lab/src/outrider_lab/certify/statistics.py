@@ -31,7 +31,7 @@ def uniform_distance(values: torch.Tensor) -> float:
     """
     ordered = values.to(torch.float64).sort().values
     count = ordered.numel()
-    at = torch.arange(1, count + 1, dtype=torch.float64)
+    at = torch.arange(1, count + 1, dtype=torch.float64, device="cpu")
     return float(torch.maximum(at / count - ordered, ordered - (at - 1) / count).max())
 
 

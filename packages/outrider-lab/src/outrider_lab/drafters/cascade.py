@@ -102,7 +102,7 @@ class CopyGuesser:
             copies.append(text.behind(row[length - drawn : length].tolist(), count))
         most = max(map(len, copies))
         padded = [copy + [0] * (most - len(copy)) for copy in copies]
-        return torch.tensor(padded, dtype=torch.int64).view(len(copies), most)
+        return torch.tensor(padded, dtype=torch.int64, device="cpu").view(len(copies), most)
 
     def commit(
         self, memory: RowMemories[Automaton] | NoMemory, draft: Draft, verdict: Verdict

@@ -55,8 +55,8 @@ def decoder(size: DecoderSize, texts: Tensor, show: Show) -> Any:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=size.steps)
     choice = torch.Generator().manual_seed(0)
     for step in range(size.steps):
-        batch = texts[torch.randint(len(texts), (BATCH,), generator=choice)].clone()
-        forgotten = torch.rand(BATCH, generator=choice) < FORGETTING
+        batch = texts[torch.randint(len(texts), (BATCH,), generator=choice, device="cpu")].clone()
+        forgotten = torch.rand(BATCH, generator=choice, device="cpu") < FORGETTING
         batch[forgotten, 0] = NULL
         logits = model(batch[:, :-1]).logits
         loss = cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())

@@ -112,7 +112,7 @@ def library_tokens(pair: Speculator, prompts: Sequence[dict[str, str]], most: in
             continue
         if len(found) >= most:
             break
-    return torch.tensor(found[:most])
+    return torch.tensor(found[:most], device="cpu")
 
 
 def _layers(source: str) -> int | None:
@@ -162,5 +162,5 @@ def _table_laws(table: Table, texts: Sequence[CertifiedText], sampling: Sampling
         whole = (-1,) * back + text.prompt + text.new
         start = back + len(text.prompt)
         contexts += [whole[start + i - back : start + i] for i in range(len(text.new))]
-    logits = table.probs(torch.tensor(contexts)).log()[None]
+    logits = table.probs(torch.tensor(contexts, device="cpu")).log()[None]
     return ops.probs(ops.warp(logits, rows([sampling])))[0]

@@ -91,7 +91,7 @@ def alphas(
     Texts go on until there are `tokens`. Greedy text of a prompt is always the same, so there the
     texts are as long as that takes; where prompts have no more to say there are fewer tokens.
     """
-    levels = torch.tensor(LENIENCES, dtype=torch.float64)
+    levels = torch.tensor(LENIENCES, dtype=torch.float64, device="cpu")
     laws = {name: source for name, source in sources.items() if isinstance(source, AlphaSource)}
     tallies = {name: Tally(len(tasks)) for name in sources}
     copies = {
@@ -188,7 +188,7 @@ class _Seen:
                 inverse_temperature_B=torch.ones_like(laws.inverse_temperature_B), greedy="none"
             )
         law_BV = ops.probs(laws)[:, 0]
-        kept_BL = torch.zeros(len(law_BV), len(self._levels), dtype=torch.float64)
+        kept_BL = torch.zeros(len(law_BV), len(self._levels), dtype=torch.float64, device="cpu")
         if draft.tokens_BN.shape[1] > 1:
             token_B1 = draft.tokens_BN[:, 1:2].clamp(min=0)
             guess_BV = torch.zeros_like(law_BV).scatter_(1, token_B1, 1.0)
@@ -259,7 +259,7 @@ def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
             found[name] = stats.propose_ms / stats.engine_steps / 4 / step
             continue
         if isinstance(source.of, Table):
-            context = torch.tensor([task.prompt[-8:]])
+            context = torch.tensor([task.prompt[-8:]], device="cpu")
             started = time.perf_counter()
             for _ in range(50):
                 source.of.probs(context)

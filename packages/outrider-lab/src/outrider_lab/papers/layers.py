@@ -87,7 +87,7 @@ def written(
         at[:, -many:],
         logits[0].argmax(-1),
         (logits[0].float() / temperature).softmax(-1),
-        torch.stack(cosines) if cosines else torch.zeros(0),
+        torch.stack(cosines) if cosines else torch.zeros(0, device="cpu"),
     )
 
 

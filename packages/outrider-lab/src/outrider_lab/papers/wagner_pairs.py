@@ -71,8 +71,8 @@ def tiny_pair(vocab: int, device: str = "cpu") -> WagnerPair:
         initializer_range=0.3, bos_token_id=0, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    target = LlamaForCausalLM(config).eval().to(device)
-    draft = LlamaForCausalLM(config).eval().to(device)
+    with torch.device("cpu"):  # whatever the caller's default is
+        target, draft = (LlamaForCausalLM(config).eval().to(device) for _ in range(2))
     draft.load_state_dict(target.state_dict())
     with torch.no_grad():
         for weight in draft.parameters():

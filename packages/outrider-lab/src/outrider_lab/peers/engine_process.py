@@ -192,7 +192,7 @@ def transformers_text(asked: Words) -> Answer:
     lookup = {"prompt_lookup_num_tokens": 10} if asked["mode"] == "PROMPT_LOOKUP" else {}
 
     def answer(one: Words) -> Words:
-        ids = torch.tensor([one["prompt"]])
+        ids = torch.tensor([one["prompt"]], device="cpu")
         with torch.inference_mode():
             out = model.generate(
                 ids,

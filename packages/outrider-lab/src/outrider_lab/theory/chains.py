@@ -40,7 +40,7 @@ def expected_tokens(rule: Verifier, target: Array, draft: Array, gamma: int) -> 
     weight = np.prod([q[i, paths[:, i]] for i in range(gamma)], axis=0)
     paths, weight = paths[weight > 0], weight[weight > 0]
     rows = len(paths)
-    inverse = torch.ones(rows, dtype=torch.float64)
+    inverse = torch.ones(rows, dtype=torch.float64, device="cpu")
 
     def each(law: Array) -> Laws:
         logits = torch.from_numpy(law.copy()).log()
@@ -48,7 +48,7 @@ def expected_tokens(rule: Verifier, target: Array, draft: Array, gamma: int) -> 
 
     table = children((1,) * gamma)
     kind = DrawKind.WITHOUT if rule.kinds & {DrawKind.WITHOUT, DrawKind.WITH} else DrawKind.FIXED
-    node = torch.arange(gamma + 1)[None, :, None]
+    node = torch.arange(gamma + 1, device="cpu")[None, :, None]
     tokens = np.concatenate([np.zeros((rows, 1), dtype=np.int64), paths], 1)
     made = Draft(
         torch.from_numpy(tokens),

@@ -68,7 +68,7 @@ def _verified(rule: Verifier, p: Array, q: Array, token: int) -> tuple[Array, Ar
     """Stop probabilities [n, 2] and next-token laws [n, 2, V] when `token` was drafted."""
     rows = len(p)
     table = children((1,))
-    inverse = torch.ones(rows, dtype=torch.float64)
+    inverse = torch.ones(rows, dtype=torch.float64, device="cpu")
     kind = DrawKind.WITHOUT if rule.kinds & {DrawKind.WITHOUT, DrawKind.WITH} else DrawKind.FIXED
 
     def stacked(law: Array) -> Laws:
@@ -76,7 +76,7 @@ def _verified(rule: Verifier, p: Array, q: Array, token: int) -> tuple[Array, Ar
         return Laws(torch.stack([logits, logits], 1), inverse, greedy="none")
 
     draft = Draft(
-        torch.tensor([[0, token]]).expand(rows, 2),
+        torch.tensor([[0, token]], device="cpu").expand(rows, 2),
         chain(1),
         table,
         torch.full_like(table, int(kind)),

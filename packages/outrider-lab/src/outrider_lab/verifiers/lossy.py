@@ -89,7 +89,7 @@ class LenienceArgmax:
         raw = scores.laws.logits_BRV if scores.raw_BNV is None else scores.raw_BNV
         logits = raw[:, :-1].to(line.law_BNV.dtype)
         token = logits.gather(2, line.token_BD[..., None])[..., 0]
-        log_lenience = torch.tensor(self.lenience, dtype=logits.dtype).log()
+        log_lenience = torch.tensor(self.lenience, dtype=logits.dtype, device="cpu").log()
         return token - logits.amax(-1) >= log_lenience.to(logits.device)
 
 

@@ -13,7 +13,7 @@ from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.models.cache import SlotCache
 from outrider.models.heads.autoregressive_head import AutoregressiveHead
-from outrider.models.heads.eagle3 import Eagle3, Eagle3Cpu, fits
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Llama, fits
 from outrider.models.heads.model import HeadModel
 from outrider.models.linear import can_pack
 from outrider.models.prefill import causal, of_tree
@@ -40,7 +40,7 @@ def both(head, packed=False, positions=0):
     text = causal(tokens[:, :30], at, wide)
     tree = of_tree(tokens[:, : TREE.nodes], TREE, torch.tensor([29, 17]), wide)
     found = []
-    for form in (head, Eagle3Cpu(head, packed, positions)):
+    for form in (head, Eagle3Llama(head, packed, positions)):
         cache, made = SlotCache(head.depth, 2, wide), []
         for nodes in (text, tree):
             cache.begin(nodes.slots_BQ, wide, 0)
@@ -59,7 +59,7 @@ def test_it_computes_what_the_module_computes(flags, packed):
     for module, lean in zip(*both(head, packed), strict=True):
         torch.testing.assert_close(lean, module, rtol=1e-4, atol=1e-4)
     hidden = [torch.randn(1, 3, 32) for _ in head.aux_layers]
-    lean = Eagle3Cpu(head, packed, 0).fuse(hidden)
+    lean = Eagle3Llama(head, packed, 0).fuse(hidden)
     torch.testing.assert_close(lean, head.fuse(hidden), rtol=1e-4, atol=1e-4)
 
 
@@ -100,7 +100,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
     first = pair()[0]
     head = eagle3()
     drafted = []
-    for form in (head, Eagle3Cpu(head, False, 256)):
+    for form in (head, Eagle3Llama(head, False, 256)):
         drafter = DraftModel(HeadModel(AutoregressiveHead(form), VOCAB), (2, 1))
         requests = [
             Request(prompt, SamplingParams(0.7, seed=row), StopConditions(16))
@@ -118,7 +118,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
     assert drafted[0] == drafted[1]
 
 
-@pytest.mark.parametrize(("kind", "form"), [(LlamaConfig, Eagle3Cpu), (Qwen3Config, Eagle3)])
+@pytest.mark.parametrize(("kind", "form"), [(LlamaConfig, Eagle3Llama), (Qwen3Config, Eagle3)])
 def test_load_takes_it_where_it_fits(tmp_path, kind, form):
     folder = speculators(tmp_path, eagle3(kind=kind, aux_layers=(1, 2, 3)))
     made = outrider.load(
