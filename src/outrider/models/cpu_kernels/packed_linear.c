@@ -19,18 +19,18 @@
 #define SLAB 256 /* inputs that parts of rows, or rows of a widened group, have in turn */
 #define LONG_SLAB 2048 /* where sums stay in registers: as many as a second cache has room for */
 
-/* Rows above which it pays to widen first: few where that takes many instructions. */
+/* Rows above which it pays to widen first: few where that takes many instructions, more where vectors
+ * are wide, as what is widened comes from a second cache. */
 INLINED int64_t many(const int format) {
     switch (format) {
         case Q5_0: case Q5_1: case Q5_K: case Q6_K: return 12;
-        case F32: case Q8_0: case HALVES: return INT64_MAX; /* it would save nothing */
-        default: return 64;
+        case F32: case BF16: case F16: case Q8_0: case HALVES: return INT64_MAX; /* it would save nothing */
+        default: return WIDE == 8 ? 20 : 64;
     }
 }
 
-/* The format that a widened block is in. */
+/* The format that a widened block of whole numbers is in. */
 INLINED int widened(const int format) {
-    if (!is_whole(format)) return F32;
     return has_minimum(format) ? WHOLE_MINIMUM : length_of(format) == 16 ? WHOLE_16 : WHOLE;
 }
 
@@ -43,8 +43,7 @@ static Pass *pass_of(int64_t format, int64_t rows) {
     }
 }
 
-/* A chunk's blocks, `per` of them and the first of a given number, to float32 or 16 bits: each a
- * chunk. */
+/* A chunk's blocks, `per` of them and the first of a given number, to 16 bits: each a chunk. */
 INLINED float *widen_chunk(
     const int format, int64_t first, int64_t per, int64_t tiles, const uint8_t *chunk, float *to) {
     const int kind = widened(format), unit = unit_of(format);
@@ -56,23 +55,20 @@ INLINED float *widen_chunk(
             float *first_wide =
                 (float *)block_of(kind, (const uint8_t *)to, tiles, 0) + tile_at(kind, 0, t) / 4;
             for (int v = 0; v < VECTORS; v++, wide_head += WIDE) {
-                if (is_whole(format)) store_f(wide_head, scale(format, head, b, v));
+                store_f(wide_head, scale(format, head, b, v));
                 if (has_minimum(format)) store_f(wide_head + TILE, minimum(format, head, b, v));
             }
 #pragma GCC unroll 1
             for (int u = 0; u < length_of(format) / unit; u++)
 #pragma GCC unroll 8
-                for (int j = 0; j < unit; j += is_whole(format) ? 2 : 1) {
+                for (int j = 0; j < unit; j += 2) {
                     const int at = u * unit + j;
                     float *wide = first_wide + at / unit_of(kind) * units_apart(kind, t, tiles) / 4;
                     wide += at % unit_of(kind) * bytes_of_unit(kind) / unit_of(kind) / 4;
 #pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; v++, wide += WIDE) {
-                        if (is_whole(format)) {
-                            const vi centre = all_i(centre_of(format) * 0x10001);
-                            store_f(wide, (vf)less_pairs(pairs(format, data, u, j / 2, v), centre));
-                        } else
-                            store_f(wide, weights(format, data + u * units_apart(format, t, tiles), j, v));
+                        const vi centre = all_i(centre_of(format) * 0x10001);
+                        store_f(wide, (vf)less_pairs(pairs(format, data, u, j / 2, v), centre));
                     }
                 }
         }
@@ -87,8 +83,7 @@ INLINED float *widen_chunk(
 static float *widen(
     int64_t format, int64_t first, int64_t per, int64_t tiles, const uint8_t *chunk, float *to) {
     switch (format) {
-        WIDEN(BF16) WIDEN(F16) WIDEN(Q4_0) WIDEN(Q4_1) WIDEN(Q5_0) WIDEN(Q5_1)
-        WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K)
+        WIDEN(Q4_0) WIDEN(Q4_1) WIDEN(Q5_0) WIDEN(Q5_1) WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K)
     }
     return to;
 }
@@ -174,7 +169,7 @@ static void rows_by_parts(const Product *p, const Part *part, int64_t at) {
 
 /* The outputs of a group, of `tiles`, from output `at` on. */
 static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *weight) {
-    _Alignas(64) float slab[SLAB * GROUP * TILE + SLAB / 16 * GROUP * 2 * TILE];
+    _Alignas(64) float slab[SLAB * GROUP * TILE / 2 + SLAB / 16 * GROUP * 2 * TILE];
     const int format = p->format;
     const int64_t size = bytes_of_part(format, tiles, 1, p->per);
     const int64_t most = (format == HALVES ? LONG_SLAB : SLAB) / length_of(format); /* blocks */
