@@ -116,12 +116,12 @@ class Clock:
         else:
             self._last = time.perf_counter()
 
-    def lap(self, name: str) -> None:
-        """What was done since the last mark has this name."""
+    def lap(self, name: str, more: float = 0.0) -> None:
+        """What was done since the last mark has this name, and so many seconds besides."""
         last, event = self._last, self._event
         self.start()
         if event is None or self._event is None:
-            self._ms[name] += 1e3 * (self._last - last)
+            self._ms[name] += 1e3 * (self._last - last + more)
         else:
             self._events.append((name, event, self._event))
 

@@ -112,7 +112,7 @@ def test_the_last_ones_are_kept_and_no_more():
     texts(engine, [HEAD], one, budget=1)
     size = one.bytes
     assert size > 0
-    prefixes = PrefixCache(2 * size)
+    prefixes = PrefixCache(2 * size + size // 2)
     first, second, third = ([at, *HEAD[1:]] for at in (1, 2, 3))
     for prompt in (first, second, first, third):
         texts(engine, [prompt], prefixes, budget=1)

@@ -162,6 +162,71 @@ def test_a_long_prompt_is_not_read_to_by_short_ones(monkeypatch):
         ]
 
 
+def calls(monkeypatch, target, fails=()):
+    """The nodes of each call that the target gets; those of these numbers fail."""
+    counted, right = [], type(target).forward
+
+    def forward(self, cache, nodes, **options):
+        if self is target:
+            counted.append(nodes.tokens_BQ.shape[1])
+            if len(counted) in fails:
+                raise RuntimeError("the model failed")
+        return right(self, cache, nodes, **options)
+
+    monkeypatch.setattr(type(target), "forward", forward)
+    return counted
+
+
+@pytest.mark.parametrize(("name", "steps"), [("root", [20, 1, 1]), ("chain", [19, 5])])
+def test_the_first_step_reads_the_prompt(monkeypatch, name, steps):
+    """A call less than a prompt and its steps, if nothing is drafted in the first."""
+    engine = engine_of(name)
+    made = calls(monkeypatch, engine.target)
+    run = engine.run([LONG[:20]], SamplingParams(0), StopConditions(3))
+    for _ in run:
+        pass
+    assert made[: len(steps)] == steps
+    stats = run.stats
+    assert stats.prefill_ms > 0
+    assert stats.score_ms > 0
+    assert stats.seconds > 0
+
+
+def test_rows_of_unlike_lengths_read_their_ends_in_the_first_step(monkeypatch):
+    engine = engine_of("root")
+    prompts = [LONG[:30], LONG[3:15], LONG[5:25]]
+    settings = [SamplingParams(0), SamplingParams(0.8, seed=3), SamplingParams(0.6, seed=4)]
+
+    def texts(prompts, settings):
+        told = [[] for _ in prompts]
+        for block in engine.run(prompts, settings, StopConditions(6)):
+            told[block.request_id] += block.token_ids
+        return told
+
+    want = [texts([one], [setting])[0] for one, setting in zip(prompts, settings, strict=True)]
+    made = calls(monkeypatch, engine.target)
+    assert texts(prompts, settings) == want
+    assert made == [18, 12, *[1] * 5]  # the shortest has 12 tokens
+
+
+def test_who_joins_behind_a_first_step_that_failed_finds_the_prompt_read(monkeypatch):
+    engine = engine_of("root")
+    want = [
+        t for b in engine.run([LONG], SamplingParams(0), StopConditions(5)) for t in b.token_ids
+    ]
+    run = EngineRun(engine, 2, CAPACITY)
+    with monkeypatch.context() as patch:
+        calls(patch, engine.target, fails=[1])
+        first = run.submit(Request(LONG, SamplingParams(0), StopConditions(5)))
+        with pytest.raises(RuntimeError, match="the model failed"):
+            run.step()
+    second = run.submit(Request(LONG, SamplingParams(0), StopConditions(5)))
+    told = {first: [], second: []}
+    for block in run:
+        told[block.request_id] += block.token_ids
+    assert told == {first: want, second: want}
+
+
 @pytest.mark.parametrize("lengths", [[], [1], [5, 5, 5], [400] + [10] * 7, list(range(1, 300, 7))])
 def test_every_row_is_in_one_group_and_little_of_it_is_padding(lengths):
     together = groups(lengths)

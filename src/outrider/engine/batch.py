@@ -19,12 +19,13 @@ from torch.nn.utils.rnn import pad_sequence
 from outrider.engine.request import Request, assign_adapters, source_ids
 from outrider.models.cache import SlotCache
 from outrider.models.decoder import media_of
-from outrider.models.prefill import behind, inference, ingest
+from outrider.models.prefill import CHUNK, behind, causal, inference, ingest, width
 from outrider.models.prefix_cache import LINE, PrefixCache
 from outrider.models.recurrent.call import has_states
 from outrider.row_params import Shaping, copy_rows, first_rows, gather_rows, scatter_rows
 from outrider.sampling import logits_processors, sampling_params
-from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
+from outrider.tree import numbers
+from outrider.types import Context, Drafter, Inputs, LanguageModel, Nodes, RowStore
 
 _PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
 STOPS = 4  #: a row has room for a multiple of so many stop tokens
@@ -78,7 +79,8 @@ class Batch(NamedTuple):
     def put(self, into: Sequence[int], other: "Batch") -> "Batch":
         """The rows of `other` at these rows; numbers behind the last row add rows.
 
-        Both have rows of one capacity. Use the result, neither `self` nor `other`.
+        Both have rows of one capacity, and have read their prompts (`read_rest`), but that `other`
+        need not where `self` has no rows. Use the result, neither `self` nor `other`.
         """
         mine, theirs, slab = self.context, other.context, self.tokens_SL
         rows = max(self.rows, 1 + max(into, default=-1))
@@ -97,6 +99,8 @@ class Batch(NamedTuple):
             inputs,
             _references(mine, into, theirs),
             unread=max(mine.unread if self.rows else 0, theirs.unread),
+            known=theirs.known,
+            prompt_rest=theirs.prompt_rest,
         )
         whole = Batch(
             context,
@@ -140,7 +144,8 @@ class Prefill:
     """Rows on their way into a batch of their own: their prompts are read, a part at a time.
 
     Rows are padded to the longest of them: see `groups`. The drafter reads in one go at the end;
-    `later`: a draft model reads when it is asked for its first draft.
+    `later`: a draft model reads when it is asked for its first draft. `at_once`: the first step
+    reads the last chunk, which saves a call for the pending tokens alone.
     With `prefixes` the beginning that each has in common with a prompt read before is copied;
     prompts that are `waiting` may go on from what these have read.
     """
@@ -154,12 +159,13 @@ class Prefill:
         prefixes: PrefixCache | None = None,
         later: bool = False,
         waiting: Sequence[Sequence[int]] = (),
+        at_once: bool = False,
     ) -> None:
         self.target, self.drafter, self.requests = target, drafter, requests
         self.capacity = capacity
         device = torch.device(target.device)
         tokens_BL = torch.zeros(len(requests), capacity, dtype=torch.int64, device="cpu")
-        settings, lengths, sources, copied, shapes = [], [], [], [], False
+        settings, lengths, sources, copied, shapes, watched = [], [], [], [], False, False
         for row, request in enumerate(requests):
             size = len(request.prompt)
             tokens_BL[row, :size] = torch.tensor(request.prompt, device="cpu")
@@ -167,6 +173,7 @@ class Prefill:
             lengths.append(size)
             copied.append(request.reference)
             shapes = shapes or request.sampling.shapes
+            watched = watched or request.watched is not None
             if request.source is not None:
                 sources.append(request.source)
         self._need = max(lengths) - 1
@@ -195,6 +202,12 @@ class Prefill:
         self.copied = 0 if self._known is None else self._known.begin(target, self.cache)
         #: how many tokens of each prompt are in the cache, padded to the longest
         self.read = self.copied
+        #: how many of each prompt the first step reads
+        self._rest = 0
+        slots = type(self.cache) is SlotCache and self.cache.recurrent is None
+        if at_once and slots and not (watched or drafter.aux_layers or self._media):
+            left = self._need - self.copied
+            self._rest = min((left - 1) % CHUNK + 1, left, min(lengths) - 1)
         self._hidden: list[tuple[Tensor, ...]] = []
         #: logits behind each row's watched place, or last token, once all is read; if any watches
         self.watched_BV: Tensor | None = None
@@ -217,24 +230,25 @@ class Prefill:
             )
             self.read = min(read, self._need)
             self._hidden += [tuple(state[:, : self.read] for state in states)] if states else []
-        stop = self._need
+        stop = self._need - self._rest
         if tokens is not None:
             part = self.read + max(tokens // rows, 1)
             if has_states(self.target):  # their pieces end on lines, wherever a prompt is cut
                 part = -(-part // LINE) * LINE
             stop = min(stop, part)
-        self._hidden += ingest(
-            self.target,
-            self.cache,
-            context.tokens_BL,
-            stop,
-            settled_B=context.length_B - 1,
-            start=self.read,
-            aux_layers=self.drafter.aux_layers,
-            known=self._known,
-        )
+        if stop > self.read:
+            self._hidden += ingest(
+                self.target,
+                self.cache,
+                context.tokens_BL,
+                stop,
+                settled_B=context.length_B - 1,
+                start=self.read,
+                aux_layers=self.drafter.aux_layers,
+                known=self._known,
+            )
         self.read = stop
-        if stop < self._need:
+        if stop < self._need - self._rest:
             return None
         sizes, watched, limits, reasons, stops = [], [], [], [], []
         for request in self.requests:
@@ -248,12 +262,13 @@ class Prefill:
             self.watched_BV = behind(
                 self.target, self.cache, self.context.tokens_BL, sizes, watched
             )
-        if self._known is not None:
+        if self._known is not None and not self._rest:
             self._known.keep(self.target, self.cache)
         hidden: tuple[Tensor, ...] = ()
         if self._hidden:
             hidden = tuple(torch.cat(chunks, 1) for chunks in zip(*self._hidden, strict=True))
-        context = context._replace(unread=self._unread)
+        known = self._known if self._rest else None
+        context = context._replace(unread=self._unread, prompt_rest=self._rest, known=known)
         opening = context._replace(hidden=hidden, known=self._known)
         memory = self.drafter.open(opening, self.capacity)
         device = context.length_B.device
@@ -267,6 +282,26 @@ class Prefill:
             torch.zeros(rows, dtype=torch.int64, device=device),
             context.tokens_BL,
         )
+
+
+@inference
+def read_rest(target: LanguageModel, batch: Batch) -> Batch:
+    """The batch once its prompts are read, for a step that drafts and rows that join."""
+    context = batch.context
+    if not context.prompt_rest:
+        return batch
+    wide = width(target, context.bound, 0, batch.cache.capacity)
+    target.forward(batch.cache, rest_of_prompts(context, wide, 0), last=1)
+    if context.known is not None:
+        context.known.keep(target, batch.cache)
+    return batch._replace(context=context._replace(known=None, prompt_rest=0))
+
+
+def rest_of_prompts(context: Context, wide: int, pending: int = 1) -> Nodes:
+    """What the target has not read of each row, with the pending token or (0) without."""
+    pending_B, rest = context.length_B - 1, context.prompt_rest
+    at_BQ = (pending_B - rest)[:, None] + numbers(rest + pending, pending_B.device)
+    return causal(context.tokens_BL.gather(1, at_BQ), at_BQ, wide, pending_B)
 
 
 def _stop_table(each: Sequence[Tensor]) -> Tensor:

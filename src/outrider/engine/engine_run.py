@@ -30,7 +30,7 @@ from torch import Tensor
 
 from outrider import arguments, verifiers
 from outrider.engine import graphs
-from outrider.engine.batch import Batch
+from outrider.engine.batch import Batch, read_rest
 from outrider.engine.graphs import Graphed
 from outrider.engine.outputs import (
     OutputProcessor,
@@ -99,20 +99,21 @@ class EngineRun(Iterator[StepOutput]):
         self.capacity = capacity
         arguments.whole("max_num_seqs", max_num_seqs, "give at least one", least=1)
         room = engine.slots(max_num_seqs, capacity)
-        self.rule = engine.choose_rule("all")
+        self.rule, self._device = engine.choose_rule("all"), torch.device(engine.target.device)
         self._graphed: Graphed | None = None
         self._requests = RequestTable()
         #: Of each request that is not forgotten.
         self.states: Collection[RequestState] = self._requests.entries.values()
         self._scheduler = Scheduler(
-            engine.target, engine.drafter, self._requests, max_num_seqs, room, prefixes
-        )
+            engine.target, engine.drafter, self._requests, max_num_seqs, room, prefixes,
+            at_once=engine.capture is None and self._device.type == "cpu",
+        )  # fmt: skip
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(max_num_seqs))
         #: Whether the planner is not asked ahead of the step under way; steps it has not been told.
         self._rests, self._untold = False, list[ReadOutput]()
         self._planned: list[int] = []  #: the rows that it was asked of last
-        self._closed, self._device = False, torch.device(engine.target.device)
+        self._closed = False
         self._clock, self._mark = Clock(self._device), 0.0
         lag = int(self._device.type == "cuda")
         #: What steps are timed with: as those that were measured (`measure`).
@@ -329,8 +330,14 @@ class EngineRun(Iterator[StepOutput]):
             batch = self._scheduler.bounded(len(self._outputs.in_flight), self._size)
             started = self._seconds()
             shape = self._draft_shape(batch)
-            self._clock.start()
+            rest, read = batch.context.prompt_rest, 0.0
+            scored = self._clock.read().get("score", 0.0) if rest else 0.0
             try:
+                if shape.max_depth and rest:  # whoever drafts may read the target's cache
+                    begun = time.perf_counter()
+                    batch = read_rest(self.engine.target, batch)
+                    read = time.perf_counter() - begun
+                self._clock.start()
                 made = self._made(batch, shape)
                 break
             except ProcessorError as error:  # nothing of the step has been committed
@@ -342,6 +349,14 @@ class EngineRun(Iterator[StepOutput]):
         else:
             return
         rows = list(self._scheduler.rows)
+        if batch.context.prompt_rest:  # its part of the call: products take time by the node
+            read = 1e-3 * (self._clock.read()["score"] - scored) * rest / (rest + 1)
+            self._clock.lap("score", -read)
+        if rest:
+            self._requests.stats.prefill_ms += 1e3 * read
+            self._mark += read
+            for request_id in rows:
+                self._requests.entries[request_id].started += read
         output = self._outputs.collect(made, rows)
         self._scheduler.batch = made.batch
         try:
@@ -350,7 +365,8 @@ class EngineRun(Iterator[StepOutput]):
                     self._observe(made.draft, made.scores, made.verdict, made.block, rows)
                 self._clock.start()
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            self._learn(self._outputs.process(output, self._seconds() - started))
+            seconds = None if rest else self._seconds() - started
+            self._learn(self._outputs.process(output, seconds))
         self._clock.lap("emit")
         self._requests.stats.sizes[made.draft.tree.nodes] += 1
         self._requests.stats.engine_steps += 1
@@ -366,7 +382,9 @@ class EngineRun(Iterator[StepOutput]):
         steps, self._untold = self._untold, []
         watch, batch = self.engine.watch, self._scheduler.batch
         for output, blocks in steps:
-            tree, took = output.draft.tree, None if self._outputs.lag else 1e3 * output.seconds
+            tree, took = output.draft.tree, None
+            if output.seconds is not None and not self._outputs.lag:
+                took = 1e3 * output.seconds
             step = StepReport(blocks, tree.nodes, tree.max_depth, took)
             if not watch.over and batch is not None:
                 if self.engine.mixed is not None:  # what a draft model may have drafted, no copies

@@ -103,7 +103,7 @@ class InFlightOutput:
     traced: list[bool]  #: by row
     wanted: list[Logprobs | None]  #: by row
     logprobs: dict[Logprobs, StepLogprobs] = field(default_factory=dict)  #: what rows ask for
-    seconds: float = 0.0  #: what the step took of the host
+    seconds: float | None = None  #: what the step took of the host; None: it read prompts, too
     event: Any = None  #: behind the copies
     _block: Sequence[torch.Tensor] = ()
     _trace: Sequence[torch.Tensor] = ()
@@ -416,8 +416,9 @@ class OutputProcessor:
             output.send()
         return output
 
-    def process(self, output: InFlightOutput, seconds: float) -> list[ReadOutput]:
-        """A step is done, in so many seconds: read it, or the one before it while it is running."""
+    def process(self, output: InFlightOutput, seconds: float | None) -> list[ReadOutput]:
+        """A step is done, in so many seconds (None: not counted): read it, or the one before it
+        while it is running."""
         output.seconds = seconds
         self.in_flight.append(output)
         if self.lag and all(

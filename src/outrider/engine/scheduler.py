@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from outrider.engine.batch import Batch, Prefill, groups, slab
+from outrider.engine.batch import Batch, Prefill, groups, read_rest, slab
 from outrider.engine.outputs import RequestStatus, RequestTable
 from outrider.engine.request import Request
 from outrider.errors import PromptError
@@ -56,8 +56,8 @@ class RowQueue:
 class Scheduler:
     """The batch of a run, its rows and its queue, and the group whose prompts are being read.
 
-    `capacity` are the slots of a row. Nobody's entries are copied when others come or go, but for
-    the one row that moves into a free row.
+    `capacity` are the slots of a row; `at_once`: see `Prefill`. Nobody's entries are copied when
+    others come or go, but for the one row that moves into a free row.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class Scheduler:
         max_num_seqs: int,
         capacity: int,
         prefixes: PrefixCache | None = None,
+        at_once: bool = False,
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
+        self.at_once = at_once
         # entries of other sources, and states that heads read, are not kept
         plain = target.reads == "text" and not drafter.aux_layers
         self.prefixes = prefixes if plain else None
@@ -156,7 +158,7 @@ class Scheduler:
                         entries[request_ids[at]].watch(prefill.watched_BV, at)
                 joining = request_ids
                 if len(alive) < len(request_ids):
-                    newcomers = newcomers.take(alive)
+                    newcomers = read_rest(self.target, newcomers).take(alive)
                     joining = [request_ids[at] for at in alive]
                 self._join(joining, newcomers)
             self._prefill = None  # not before they joined: what fails on the way is tried again
@@ -201,9 +203,12 @@ class Scheduler:
                 requests.append(entries[request_id].request)
                 del others[request_id]
         later, waiting = self._later(requests, ignores_drafts), list(others.values())
+        # with nobody else about the next step is theirs alone, and reads the rest of their prompts
+        alone = not queue.rows and len(requests) == len(queue.waiting)
         prefill = Prefill(
-            self.target, self.drafter, requests, self.capacity, self.prefixes, later, waiting
-        )
+            self.target, self.drafter, requests, self.capacity, self.prefixes, later, waiting,
+            at_once=alone and self.at_once,
+        )  # fmt: skip
         self._prefill = request_ids, prefill
         for request_id in request_ids:
             queue.waiting.remove(request_id)
@@ -246,6 +251,8 @@ class Scheduler:
             if self.batch is None:
                 self.batch = slab(self.target, self.drafter, self.queue.max_num_seqs, self.capacity)
             first = len(self.queue.rows)
+            if first:
+                self.batch = read_rest(self.target, self.batch)
             self.batch = self.batch.put(range(first, first + len(request_ids)), newcomers)
         self.queue.rows += request_ids
         for request_id in request_ids:

@@ -18,7 +18,7 @@ import torch
 
 from outrider import ops
 from outrider.drafters.tree_drafting import bare
-from outrider.engine.batch import Batch, begin as begin
+from outrider.engine.batch import Batch, begin as begin, rest_of_prompts
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import inference, of_tree, width
 from outrider.sampling.logits_processors import apply
@@ -86,8 +86,12 @@ def score(
     """
     tree, context = draft.tree, batch.context
     wide = width(target, context.bound, tree.nodes, batch.cache.capacity)
-    nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
-    output = target.forward(batch.cache, nodes, aux_layers=aux_layers)
+    if not context.prompt_rest:
+        nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
+        output = target.forward(batch.cache, nodes, aux_layers=aux_layers)
+    else:
+        assert tree.nodes == 1, "prompts are read ahead of a step that drafts"
+        output = target.forward(batch.cache, rest_of_prompts(context, wide), last=1)
     logits, states = output.logits_BQV, output.hidden
     shaping = context.sampling.shaping
     if shaping is None:
@@ -195,12 +199,16 @@ def commit(
     context.tokens_BL.scatter_(1, place, block.tokens_BT)  # what lies past it is rewritten later
     if not draft.tree.is_chain:
         target.keep(batch.cache, length - 1, verdict.path_BD)
+    if context.known is not None:  # the prompts have been read by now, all of them
+        context.known.keep(target, batch.cache)
     drafter.commit(batch.memory, context, draft, verdict, scores)
 
     context = context._replace(
         length_B=length + block.emitted_B,
         bound=min(context.bound + size, context.tokens_BL.shape[1]),
         unread=unread(context, draft),
+        known=None,
+        prompt_rest=0,
     )
     ended = block.lists is None or any(block.lists.reason)
     return batch._replace(context=context, reason_B=block.reason_B, ended=ended), block

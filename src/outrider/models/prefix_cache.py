@@ -3,8 +3,9 @@
 An entry of the cache depends on the tokens up to its own and on the row's adapter alone, so a
 prompt that begins as another one did needs no more than a copy of that beginning. Placeholders of
 images and sounds are told apart by contents (`MultiModalInputs.key`). Kept are entries
-that were written while a prompt was read, all of which round alike (`models.batch_invariance`);
-what answers and drafts have written is not: in half precision a node of a tree may round otherwise.
+that were written while a prompt was read, the last by its first step, all of which round alike
+(`models.batch_invariance`); what answers and drafts have written is not: in half precision a node
+of a tree may round otherwise.
 
 Keys and values may be cut anywhere, a state cannot: a prompt of a model with states goes on from a
 checkpoint, a copy of the states behind a multiple of `LINE` tokens. One is kept at the last such
@@ -165,7 +166,7 @@ class PrefixCache:
             return
         earlier = [self._drop(name) for name in alike if name[2] == read[: len(name[2])]]
         states, cache.recurrent = cache.recurrent, None  # checkpoints stand for them
-        one = KeptPrompt(cache.take([row]), None if states is None else {})
+        one = KeptPrompt(cache.take([row], len(read)), None if states is None else {})
         cache.recurrent = states
         if checkpoints:
             for other in earlier:

@@ -247,9 +247,13 @@ class Context(NamedTuple):
     #: at `propose`: the target's own cache, for a drafter that is made of the target's layers. What
     #: it writes there lies at and behind the pending token's slot, which the target writes anew
     cache: Cache | None = None
-    #: at `open`: what is kept of prompts that begin as these do; None: nothing is kept
+    #: at `open`: what is kept of prompts that begin as these do; None: nothing is kept. Later: what
+    #: is to keep these as soon as the target has read them
     known: RowHints | None = None
     least: int = 0  #: host constant: no row is shorter than this
+    #: host constant: so many tokens of every row, ahead of the pending one, have no entries in the
+    #: target's cache yet: its next step reads them, if nothing is drafted in it
+    prompt_rest: int = 0
 
 
 class DraftShape(NamedTuple):
