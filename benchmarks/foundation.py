@@ -10,7 +10,6 @@ All arms have the same dtype, weights and packing.
 import argparse
 import json
 import os
-import platform
 import sys
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
+from outrider.models import isa
 from outrider.models.prefill import causal
 from outrider.text.speculator import Speculator
 from outrider_lab.bench.prompts import read_prompts
@@ -178,7 +178,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "command": " ".join(sys.argv),
         "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
+        "machine": isa.processor(),
     }
     if given.section in ("exact", "all"):
         report["exact"] = exact(prompts, given.budget)

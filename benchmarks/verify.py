@@ -24,6 +24,8 @@ import torch
 import transformers
 from inputs import make
 
+from outrider.models import isa
+
 SIZES = [
     (1, 5, 4_096, "fp32"), (1, 5, 32_000, "fp32"), (1, 5, 151_936, "fp32"),
     (1, 1, 32_000, "fp32"), (1, 10, 32_000, "fp32"), (8, 5, 32_000, "fp32"),
@@ -355,14 +357,6 @@ def table(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def processor() -> str:
-    """The CPU's own name where the system tells it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> None:
     """Check, measure, print, write."""
     parser = argparse.ArgumentParser(
@@ -381,7 +375,7 @@ def main() -> None:
     }
 
     versions["transformers"] = transformers.__version__
-    name = processor()
+    name = isa.processor()
     if given.device == "cpu":
         print("No GPU is used: CPU contestants only. With CUDA the same command runs the kernels.")
     else:

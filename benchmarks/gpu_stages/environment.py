@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 import torch
-import verify
 
 from gpu_stages.card import Card
 from gpu_stages.command import command
 from gpu_stages.plan import Failed, Item
+from outrider.models import isa
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "typer", "rich",
           "pytest", "scipy")  # fmt: skip
@@ -33,7 +33,7 @@ def items(card: Card) -> list[Item]:
 def machine(card: Card) -> dict[str, Any]:
     """Hardware, driver and tools."""
     told: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"), "processor": verify.processor(), "cores": os.cpu_count(),
+        "date": time.strftime("%Y-%m-%d"), "processor": isa.processor(), "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "tools": {name: shutil.which(name) for name in TOOLS},

@@ -28,6 +28,24 @@ def processor(monkeypatch):
     return is_
 
 
+def test_processors_of_one_name_are_told_apart(monkeypatch):
+    """Zen 4 and Zen 5 are both "AMD EPYC" behind a hypervisor; ARM tells no name, macOS nothing."""
+    told = {"model name": "AMD EPYC", "cpu family": "26", "model\t": "2"}
+
+    def cpuinfo(name, *_):
+        return f"{name} : {told[name]}" if name in told else ""
+
+    monkeypatch.setattr(isa, "cpuinfo", cpuinfo)
+    monkeypatch.setattr(isa, "flags", lambda: frozenset(ZEN_4.split()))
+    assert isa.processor() == "AMD EPYC (family 26, model 2)"
+    zen_5 = calibrate.key(about="x")
+    assert calibrate.key(about="x") == zen_5
+    told["cpu family"], told["model\t"] = "25", "17"
+    assert calibrate.key(about="x") != zen_5
+    told.clear()
+    assert isa.processor() == platform.machine()
+
+
 @pytest.mark.parametrize(
     ("flags", "family", "names"),
     [

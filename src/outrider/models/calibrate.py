@@ -13,7 +13,6 @@ import atexit
 import hashlib
 import json
 import os
-import platform
 import shutil
 import stat
 import sys
@@ -140,8 +139,7 @@ def key(*configs: "PretrainedConfig | None", about: str = "") -> str:
         *shapes,
         about,
         torch.__version__,
-        platform.processor(),
-        cpu_name(),
+        isa.processor(),
         # Processors of one name differ behind a hypervisor.
         isa.cpuinfo("flags", "Features") or "",
         str(cores()),
@@ -186,11 +184,6 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def cpu_name() -> str:
-    """As the system tells it."""
-    return isa.cpuinfo("model name") or platform.machine()
 
 
 def recall(identity: str) -> Calibration | None:

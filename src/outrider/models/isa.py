@@ -93,6 +93,17 @@ def cpuinfo(*names: str) -> str | None:
     return next((line for line in lines if line.startswith(names)), "")
 
 
+def processor() -> str:
+    """The processor's name; on x86 with its family and model, as behind a hypervisor processors of
+    several kinds have one name: "AMD EPYC (family 26, model 2)"."""
+    name, family_, model = (
+        (cpuinfo(line) or "").partition(":")[2].strip()
+        for line in ("model name", "cpu family", "model\t")
+    )
+    which = f" (family {family_}, model {model})" if family_ else ""
+    return f"{name}{which}" if name else platform.machine()
+
+
 def _flags_by_torch() -> frozenset[str]:
     """The same where there is no /proc: what torch has asked the processor."""
     import torch  # on few systems

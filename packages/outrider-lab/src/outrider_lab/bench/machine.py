@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.models import calibrate
+from outrider.models import isa
 from outrider_lab.certify.report import Row
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def environment() -> Row:
 
     return {
         "machine": platform.machine(),
-        "processor": calibrate.cpu_name().split(":")[-1].strip(),
+        "processor": isa.processor(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "python": platform.python_version(),
