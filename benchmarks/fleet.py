@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from loopback import past_proxies
+
 NAME = "served"
 PROMPTS = [
     "def fibonacci(n):\n",
@@ -103,6 +105,7 @@ def streams(args):
         )
         serve.run(application(settings))
         up = time.perf_counter() - started
+        past_proxies()
         client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300
         )

@@ -117,7 +117,7 @@ class Clock:
             self._last = time.perf_counter()
 
     def lap(self, name: str, more: float = 0.0) -> None:
-        """What was done since the last mark has this name, and so many seconds besides."""
+        """What was done since the last mark has this name; on a CPU so many seconds besides."""
         last, event = self._last, self._event
         self.start()
         if event is None or self._event is None:

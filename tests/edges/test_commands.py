@@ -57,6 +57,7 @@ def places(tmp_path):
         ("compare --threads 0", RANGE),
         ("compare --assisted -1", RANGE),
         ("compare -k 4 -k 0", RANGE),
+        ("compare -k 0 -k 4", "got '0' and '4'"),
         ("compare --model {1}/target --branching 3,2 --count 1", "give --draft-model"),
         ("compare --branching 1000,1000", "at most 4096 nodes"),
         ("compare --device gpu", "'cpu', 'cuda'"),

@@ -91,6 +91,7 @@ def _write(rows: "Generator[Row]", file: "BatchResults", total: int) -> None:
     """Add the rows as they come."""
     try:
         with bar("answers", LINE_SECONDS) as show, closing(rows):  # the engine ends before we do
+            show("answers", len(file.names), total)
             for row in rows:
                 if file.write(row):
                     show("answers", len(file.names), total)

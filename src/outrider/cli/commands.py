@@ -73,8 +73,9 @@ class _Once(TyperCommand):
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             given = None if error.param is None else typed.get(error.param.name)
-            if isinstance(given, list) and repr(given[-1]) not in error.message:
-                error.message = f"{error.message.rstrip('.')}; got {given[-1]!r}"
+            said = " and ".join(map(repr, given)) if isinstance(given, list) else ""
+            if said and not any(repr(one) in error.message for one in given):
+                error.message = f"{error.message.rstrip('.')}; got {said}"
             raise
 
 

@@ -198,7 +198,7 @@ def _is_token(value: Any) -> bool:
 
 _HALF = "\ufffd"  #: how characters end a text that are not complete
 _GOES_ON = {bytes([byte]) for byte in range(0x80, 0xC0)}  #: UTF-8 within a character
-_HEAD = 3  #: so many of these, at most
+_HEAD = 3  #: a character has at most so many of these
 _TAIL = 4  #: tokens of the prompt that are decoded along
 _WINDOW = 8  #: tokens that are decoded again with the next ones
 
@@ -219,10 +219,8 @@ def _complete(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def _is_utf8(data: bytes) -> bool | None:
     """Whether these bytes are whole characters; None: others may make them so, ahead or behind."""
-    decoder, begun = (
-        codecs.getincrementaldecoder("utf-8")(),
-        data[:_HEAD].lstrip(b"".join(_GOES_ON)),
-    )
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    begun = data[:_HEAD].lstrip(b"".join(_GOES_ON))
     try:
         decoder.decode(begun + data[_HEAD:])
     except UnicodeDecodeError:

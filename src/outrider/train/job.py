@@ -130,7 +130,7 @@ def run(
 ) -> Result | None:
     """Train a draft for the target that this speculator runs; `model` is its transformers model.
 
-    `say` is told a line where an earlier run is gone on with.
+    `say` is told one line if an earlier run is resumed.
     None: interrupted while it trained, and saved. Raises ConfigurationError for texts that cannot
     be used and targets without states to read.
     """

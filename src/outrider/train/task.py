@@ -51,8 +51,10 @@ class Plan:
 
     def progress(self, progress: "Progress") -> tuple[int, int]:
         """Steps, or seconds, that are done, and of how many."""
-        total = self.steps or max(round(self.minutes * 60), 1)
-        return int(min(self.spent(progress), 1.0) * total), total
+        if self.steps is not None:
+            return min(progress.step, self.steps), self.steps
+        total = max(round(self.minutes * 60), 1)
+        return min(int(progress.seconds), total), total
 
     def reached(self, progress: "Progress") -> str:
         """The same in words.

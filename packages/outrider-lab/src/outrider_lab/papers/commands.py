@@ -148,9 +148,10 @@ def k_sweep(
     from outrider_lab.papers.published import CHEN_FIGURE
 
     verifier = verifiers.get(rule)  # or UnknownName, before models are read
+    pair = asked.pair()  # ahead of the bar: a load shows its own
     with bar("k-sweep") as progress:
         tables = experiment.run(
-            asked.pair(),
+            pair,
             read_rows(asked.prompts)[: 20 if asked.quick else 24],
             asked.out,
             progress,
@@ -247,9 +248,10 @@ def beams(asked: options.PaperRequest) -> None:
     from outrider_lab.papers import beams as experiment
 
     asked = replace(asked, pictures=False)
+    pair = asked.pair_or_alone()
     with bar("beams") as progress:
         tables = experiment.run(
-            asked.pair_or_alone(),
+            pair,
             read_rows(asked.prompts)[: 3 if asked.quick else 24],
             asked.out,
             progress,

@@ -89,6 +89,7 @@ def with_rule(groups: Groups, rule: Verifier, model: LanguageModel) -> Groups:
     """
     label = verifiers.listed([rule])[0]
     found: Groups = {}
+    verifies = False
     for group, arms in groups.items():
         there = {(_drawn(arm), arm.tree) for arm in arms if arm.rule == rule.name}
         more = {}
@@ -99,11 +100,11 @@ def with_rule(groups: Groups, rule: Verifier, model: LanguageModel) -> Groups:
                 new = replace(arm, method=f"{_drawn(arm)} + {label}", rule=rule.name)
                 more[_drawn(arm), arm.tree] = new
         found[group] = [*arms, *(new for key, new in more.items() if key not in there)]
-        if not more:
-            arguments.refuse(
-                "--rule", "one that verifies chains or trees that are drawn", rule.name,
-                f"see its kinds ({', '.join(sorted(kind.name.lower() for kind in rule.kinds))})",
-            )  # fmt: skip
+        verifies = verifies or bool(more)
+    if not verifies:
+        kinds = ", ".join(sorted(kind.name.lower() for kind in rule.kinds))
+        what, do = "one that verifies chains or drawn trees", f"give another; its kinds are {kinds}"
+        arguments.refuse("--rule", what, rule.name, do)
     return found
 
 

@@ -143,11 +143,11 @@ def _command(asked: Words, words: list[str]) -> Answer:
     words = [sys.executable, *words, "--port", str(port)]
     server = subprocess.Popen(words, start_new_session=True)
     atexit.register(_end, server)
-    past_proxies = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     asked["address"] = f"http://127.0.0.1:{port}"
     while True:
         try:
-            past_proxies.open(f"{asked['address']}/v1/models", timeout=10).close()
+            opener.open(f"{asked['address']}/v1/models", timeout=10).close()
             return lambda one: {"worked": worked(server.pid)}
         except (urllib.error.URLError, ConnectionError, TimeoutError):  # it reads its model
             if server.poll() is not None:
