@@ -367,3 +367,17 @@ def test_a_fixed_depth_is_one_that_the_drafter_has():
             SamplingParams(0),
             StopConditions(2),
         )
+
+
+def test_a_row_s_own_shape_does_not_hang_on_what_a_step_took():
+    """A first step that reads prompts besides has no time to tell; a row's text may not change."""
+    asked = []
+    for took, late in ((3.0, False), (None, False), (None, True)):
+        state = Adaptive().open(CHAIN, COSTS)
+        Adaptive().plan(state, BatchView(rows_of(1), ignores_drafts=False))
+        memory = state.rows[0]
+        memory.shape = CHAIN[0]
+        step = StepReport([block(0, 1, 1)], CHAIN[0].max_nodes, CHAIN[0].max_depth, took, late)
+        Adaptive().learn(state, step)
+        asked.append(state.rows[0].budget)
+    assert asked[0] == asked[1] != asked[2]

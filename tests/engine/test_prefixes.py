@@ -153,3 +153,30 @@ def test_nothing_is_kept_after_a_row_with_nan():
     run.end(0)
     run.step()
     assert len(prefixes) == 0
+
+
+def test_a_row_that_leaves_in_the_first_step_leaves_no_other_s_entries_in_its_name():
+    """Its neighbour moves to its place before prompts are kept that the step has read."""
+
+    ill = []
+
+    def fails(input_ids, scores):
+        if ill:
+            raise ZeroDivisionError
+        return scores
+
+    engine, prefixes = engine_of("root"), PrefixCache(MEGABYTE)
+    run = EngineRun(engine, 2, 256, prefixes=prefixes)
+    short = StopConditions(3)
+    run.submit_all(
+        [
+            Request(LONG[:60], SamplingParams(0, processors=(fails,)), short),
+            Request(LONG[30:90], SamplingParams(0), short),
+        ]
+    )
+    ill.append(True)  # it was tried when it came
+    while not run.done:
+        run.step()
+    assert [run.reason(0), run.reason(1)] == ["error", "length"]
+    again = [*LONG[:60], 5]
+    assert texts(engine, [again], prefixes)[0] == texts(engine, [again], None)[0]

@@ -59,6 +59,7 @@ class Batch(NamedTuple):
         tokens = copy_rows(context.tokens_BL, rows)
         return Batch(
             context._replace(
+                known=None,  # which names rows by their places
                 tokens_BL=tokens,
                 length_B=copy_rows(context.length_B, rows),
                 sampling=context.sampling.take(rows),
@@ -79,8 +80,8 @@ class Batch(NamedTuple):
     def put(self, into: Sequence[int], other: "Batch") -> "Batch":
         """The rows of `other` at these rows; numbers behind the last row add rows.
 
-        Both have rows of one capacity, and have read their prompts (`read_rest`), but that `other`
-        need not where `self` has no rows. Use the result, neither `self` nor `other`.
+        Both have rows of one capacity, which have read as much of their prompts (`prompt_rest`) if
+        `self` has any. Use the result, neither `self` nor `other`.
         """
         mine, theirs, slab = self.context, other.context, self.tokens_SL
         rows = max(self.rows, 1 + max(into, default=-1))
@@ -99,7 +100,7 @@ class Batch(NamedTuple):
             inputs,
             _references(mine, into, theirs),
             unread=max(mine.unread if self.rows else 0, theirs.unread),
-            known=theirs.known,
+            known=None if self.rows else theirs.known,
             prompt_rest=theirs.prompt_rest,
         )
         whole = Batch(
@@ -123,6 +124,7 @@ class Batch(NamedTuple):
         context = self.context
         return Batch(
             context._replace(
+                known=None,
                 tokens_BL=self.tokens_SL[:rows],
                 length_B=context.length_B[:rows],
                 sampling=context.sampling.narrow(rows),
@@ -216,7 +218,8 @@ class Prefill:
     def step(self, tokens: int | None = None) -> Batch | None:
         """Read about so many more tokens of the rows together, or all of them.
 
-        The batch once they are read: caches are full but for each row's pending token.
+        The batch once they are read: caches are full but for each row's pending token, and with
+        `at_once` for what the first step reads.
         """
         context, rows = self.context, len(self.requests)
         if self._media is not None and not self.read:

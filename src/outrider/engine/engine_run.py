@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from outrider.engine.engine import Engine
 
 #: Called after every step with what the verbs made; rows name the requests of the batch's rows.
+#: What it is shown may be kept, but not written to.
 Observer = Callable[[Draft, Scores, Verdict, StepTensors, list[int]], None]
 
 
@@ -326,17 +327,18 @@ class EngineRun(Iterator[StepOutput]):
 
     def _step(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
+        read = 0.0  # seconds of it that went to the ends of prompts
         while self._scheduler.rows:
             batch = self._scheduler.bounded(len(self._outputs.in_flight), self._size)
             started = self._seconds()
             shape = self._draft_shape(batch)
-            rest, read = batch.context.prompt_rest, 0.0
+            if shape.max_depth and batch.context.prompt_rest:  # it may read the target's cache
+                begun = time.perf_counter()
+                batch = self._scheduler.batch = read_rest(self.engine.target, batch)
+                read = time.perf_counter() - begun
+            rest = batch.context.prompt_rest
             scored = self._clock.read().get("score", 0.0) if rest else 0.0
             try:
-                if shape.max_depth and rest:  # whoever drafts may read the target's cache
-                    begun = time.perf_counter()
-                    batch = read_rest(self.engine.target, batch)
-                    read = time.perf_counter() - begun
                 self._clock.start()
                 made = self._made(batch, shape)
                 break
@@ -349,10 +351,10 @@ class EngineRun(Iterator[StepOutput]):
         else:
             return
         rows = list(self._scheduler.rows)
-        if batch.context.prompt_rest:  # its part of the call: products take time by the node
+        if rest:  # its part of the call: products take time by the node
             read = 1e-3 * (self._clock.read()["score"] - scored) * rest / (rest + 1)
             self._clock.lap("score", -read)
-        if rest:
+        if read:
             self._requests.stats.prefill_ms += 1e3 * read
             self._mark += read
             for request_id in rows:
@@ -365,7 +367,7 @@ class EngineRun(Iterator[StepOutput]):
                     self._observe(made.draft, made.scores, made.verdict, made.block, rows)
                 self._clock.start()
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            seconds = None if rest else self._seconds() - started
+            seconds = None if read else self._seconds() - started
             self._learn(self._outputs.process(output, seconds))
         self._clock.lap("emit")
         self._requests.stats.sizes[made.draft.tree.nodes] += 1
@@ -385,7 +387,8 @@ class EngineRun(Iterator[StepOutput]):
             tree, took = output.draft.tree, None
             if output.seconds is not None and not self._outputs.lag:
                 took = 1e3 * output.seconds
-            step = StepReport(blocks, tree.nodes, tree.max_depth, took)
+            late = bool(self._outputs.lag)
+            step = StepReport(blocks, tree.nodes, tree.max_depth, took, late)
             if not watch.over and batch is not None:
                 if self.engine.mixed is not None:  # what a draft model may have drafted, no copies
                     asked = self.engine.mixed.by_model(batch.memory)
@@ -423,7 +426,7 @@ class EngineRun(Iterator[StepOutput]):
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""
         request_ids, planner = self._scheduler.rows, self.engine.planner
-        if isinstance(planner, FixedLength):  # whoever the rows are
+        if type(planner) is FixedLength:  # whoever the rows are
             shape = self.engine.room.fitting(planner.plan(self._plan, BatchView(())))
             return clip_shape(shape, self._scheduler.requests(request_ids))
         plan = self._plan if self._planned == request_ids else None

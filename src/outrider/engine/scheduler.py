@@ -123,7 +123,8 @@ class Scheduler:
         self.batch = batch
 
     def arrive(self, ignores_drafts: IgnoresDrafts | None = None) -> float:
-        """Read prompts of those who wait: all of them while nobody runs, else a share of them.
+        """Read prompts of those who wait: all of them while nobody runs, else a share of them. Of
+        some the first step reads the end (`Prefill`).
 
         The more wait the more is read between two steps: a product takes less time a row the more
         rows it has, and a step of few rows, while they wait, about as long as one of many.

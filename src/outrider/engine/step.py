@@ -6,7 +6,8 @@
     batch, block = commit(target, drafter, batch, draft, scores, verdict)
 
 Nothing here reads a device value: every verb runs on the meta device. `length_B` counts committed
-tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
+tokens, the pending one included; the caches hold one entry less (and
+`prompt_rest` less ahead of a first step); node 0 writes slot `length_B - 1`.
 """
 
 from collections.abc import Callable, Mapping

@@ -306,8 +306,11 @@ class SlotCache(Cache):  # type: ignore[misc]
             here, there = self._positions(table.device), other._positions(table.device)
             for row, at in enumerate(into):
                 here[at, :wide].copy_(there[row, :wide])
+        leaving = other.leaving and not other.shared
+        if leaving:
+            other.rows = 0  # if this is interrupted it cannot be put again
         for mine, theirs in zip(self.stacks, other.stacks, strict=bool(other.stacks)):
-            _copy(mine, into, theirs, wide, other.leaving and not other.shared)
+            _copy(mine, into, theirs, wide, leaving)
         return self
 
     def narrow(self, rows: int) -> Self:
@@ -413,7 +416,8 @@ class SlotCache(Cache):  # type: ignore[misc]
                 _zeros(s, s.shape[0], new_rows, s.shape[2], new_size, s.shape[4])
                 for s in self.stacks
             ]
-            for new, old in zip(longer, self.stacks, strict=True):
+            before, self.stacks = self.stacks, []  # an interrupted copy has lost some, and all go
+            for new, old in zip(longer, before, strict=True):
                 _copy(new, range(self.rows), old, min(self.width, old_size), not self.shared)
             self.stacks, self.max_rows, self.size = longer, new_rows, new_size
             self._attach()

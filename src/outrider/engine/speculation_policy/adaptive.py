@@ -200,7 +200,7 @@ class Adaptive:
             depth = step.depth
             if not view.ignores_drafts:
                 # its own part alone: what it took for others is not its to know
-                own = state.own(memory, block.drafted, step.milliseconds is None)
+                own = state.own(memory, block.drafted, step.late)
                 depth = own.max_depth
                 full = prices.step(1, view.max_num_seqs, 0)
                 plain_steps = prices.step(own.max_nodes, view.max_num_seqs, 0) / full

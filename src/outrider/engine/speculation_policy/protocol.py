@@ -47,7 +47,9 @@ class StepReport(NamedTuple):
     blocks: Sequence[StepOutput]
     nodes: int = 1  #: that each row was scored with, the pending token included
     depth: int = 0  #: of the deepest of them
-    milliseconds: float | None = None  #: what it took; None where nobody waited for it
+    #: what it took; None where nobody waited for it, or it read the end of prompts besides
+    milliseconds: float | None = None
+    late: bool = False  #: whether it is told when the next one has been planned
 
 
 class PlanReport(NamedTuple):
