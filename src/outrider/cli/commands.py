@@ -73,9 +73,9 @@ class _Once(TyperCommand):
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             given = None if error.param is None else typed.get(error.param.name)
-            said = " and ".join(map(repr, given)) if isinstance(given, list) else ""
-            if said and not any(repr(one) in error.message for one in given):
-                error.message = f"{error.message.rstrip('.')}; got {said}"
+            each = [repr(one) for one in given] if isinstance(given, list) else []
+            if each and not any(one in error.message for one in each):
+                error.message = f"{error.message.rstrip('.')}; got {' and '.join(each)}"
             raise
 
 

@@ -420,7 +420,9 @@ class EngineRun(Iterator[StepOutput]):
 
     def _ignores_drafts(self, requests: Sequence[Request]) -> bool:
         """Whether no text of these can depend on what is drafted."""
-        greedy = all(request.sampling.temperature == 0 for request in requests)
+        greedy = True
+        for request in requests:
+            greedy = greedy and request.sampling.temperature == 0
         return verifiers.ignores_drafts(self.rule, greedy)
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
