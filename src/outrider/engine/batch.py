@@ -24,7 +24,6 @@ from outrider.models.prefix_cache import LINE, PrefixCache
 from outrider.models.recurrent.call import has_states
 from outrider.row_params import Shaping, copy_rows, first_rows, gather_rows, scatter_rows
 from outrider.sampling import logits_processors, sampling_params
-from outrider.tree import numbers
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Nodes, RowStore
 
 _PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
@@ -303,7 +302,7 @@ def read_rest(target: LanguageModel, batch: Batch) -> Batch:
 def rest_of_prompts(context: Context, wide: int, pending: int = 1) -> Nodes:
     """What the target has not read of each row, with the pending token or (0) without."""
     pending_B, rest = context.length_B - 1, context.prompt_rest
-    at_BQ = (pending_B - rest)[:, None] + numbers(rest + pending, pending_B.device)
+    at_BQ = (pending_B - rest)[:, None] + torch.arange(rest + pending, device=pending_B.device)
     return causal(context.tokens_BL.gather(1, at_BQ), at_BQ, wide, pending_B)
 
 
