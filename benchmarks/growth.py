@@ -268,7 +268,10 @@ def main() -> None:
     )
     parser.add_argument("-t", "--temperature", type=float, default=1.0)
     parser.add_argument(
-        "--texts", type=int, default=1, help="of a length: a text of few steps is two or three bets"
+        "--texts",
+        type=int,
+        default=1,
+        help="of each length: few steps of one hang on two or three drafts",
     )
     parser.add_argument("--steps", type=int, default=8, help="of a block")
     parser.add_argument("--blocks", type=int, default=6)

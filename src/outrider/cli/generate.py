@@ -203,7 +203,7 @@ def generate(
     if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED)
-    _unanswered(speculator, found, chat)
+    _advise(speculator, found, chat)
     options.measure(speculator.engine)
     if timeline is not None:
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
@@ -289,7 +289,7 @@ def _said(chat: bool, system: str | None, source: str | None) -> None:
         )
 
 
-def _unanswered(speculator: "Speculator", result: "Generation", chat: bool) -> None:
+def _advise(speculator: "Speculator", result: "Generation", chat: bool) -> None:
     """Say what may help where an instruct model ended at once, as nobody had spoken to it, and
     where the text is cut because the model can read no more."""
     done = result.completions[0]

@@ -296,7 +296,7 @@ def speed(
     ] = 4,
     rule: Annotated[
         str | None,
-        typer.Option(help="That verifies it, one of your own (entry point), too. Default: block."),
+        typer.Option(help="Rule by name, yours too. Default: block, match at T = 0."),
     ] = None,
 ) -> None:
     """What speculation is worth: against plain decoding, at three temperatures, with its ceiling.
