@@ -80,7 +80,9 @@ def test_what_was_not_verified_is_not_marked_as_passed(outrider, folder):  # noq
 @pytest.mark.parametrize(
     ("rule", "heading"),
     [
-        ("rejection", "draft_model verified by rejection"),
+        pytest.param(
+            "rejection", "draft_model verified by rejection", marks=pytest.mark.exhaustive
+        ),
         ("lenience", "draft_model verified by lenience (lossy: it changes the distribution)"),
     ],
 )

@@ -82,6 +82,7 @@ def test_steps_are_measured_and_planned_there(shipped):
     assert several == alone * 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_drafts_there(name):
     large, small = pair()

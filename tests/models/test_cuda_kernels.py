@@ -154,7 +154,9 @@ def behind(width, first=None):
 
 
 @interpreted
-@pytest.mark.parametrize("most", [64, 2])  # parts of one size: all, and those of the first slots
+@pytest.mark.parametrize(  # parts of one size: all, and those of the first slots
+    "most", [pytest.param(64, marks=pytest.mark.exhaustive), 2]
+)
 def test_an_answer_has_the_same_bits_behind_every_width(monkeypatch, most):
     """Replayed steps see more slots than eager ones, masked; parts of long texts grow."""
     for name, value in (("SLICE", 16), ("READS", 16), ("SPLITS", most), ("JOINED", 4)):
