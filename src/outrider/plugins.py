@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
+from outrider import arguments
 from outrider.errors import ConfigurationError
 
 Value = TypeVar("Value")
@@ -21,6 +22,14 @@ def by_name(group: str) -> dict[str, list[metadata.EntryPoint]]:
     for point in metadata.entry_points(group=group):
         found.setdefault(point.name, []).append(point)
     return dict(sorted(found.items()))
+
+
+def subclass(given: object, base: type[Value], what: str) -> type[Value]:
+    """A class that a package gives; ConfigurationError for anything else: `what` is a subclass of
+    a class by name."""
+    if isinstance(given, type) and issubclass(given, base):
+        return given
+    raise ConfigurationError(f"{what}; got {arguments.shown(given)}; give that class")
 
 
 def origins(points: Iterable[metadata.EntryPoint]) -> str:

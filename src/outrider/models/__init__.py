@@ -12,7 +12,7 @@ A family of your own is driven by a class of yours once that is registered for i
 from collections.abc import Collection, MutableMapping
 from typing import TYPE_CHECKING
 
-from outrider import arguments, lazy, plugins
+from outrider import lazy, plugins
 from outrider.errors import ConfigurationError
 from outrider.models import recurrent
 
@@ -73,12 +73,8 @@ def _runner(given: object) -> "type[TransformersRunner]":
     """What `register` and entry points may give: a class of runners."""
     from outrider.models.hf import TransformersRunner as TransformersRunner
 
-    if isinstance(given, type) and issubclass(given, TransformersRunner):
-        return given
-    raise ConfigurationError(
-        "a model runner is a subclass of outrider.models.TransformersRunner; got "
-        f"{arguments.shown(given)}; give that class"
-    )
+    what = "a model runner is a subclass of outrider.models.TransformersRunner"
+    return plugins.subclass(given, TransformersRunner, what)
 
 
 PLUGINS = plugins.PluginGroup("outrider.model_runners", "model runner", _runner)

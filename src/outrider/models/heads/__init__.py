@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from outrider import arguments, plugins
-from outrider.errors import ConfigurationError
+from outrider import plugins
 from outrider.models.config import folder_fields, read
 from outrider.models.draft_source import TargetBoundSource
 from outrider.models.sources import ModelSource
@@ -61,12 +60,8 @@ SOURCES: "list[LazyKind | HeadKind]" = [
 
 def _source(given: object) -> type[TargetBoundSource]:
     """What entry points may give: a class of sources."""
-    if isinstance(given, type) and issubclass(given, TargetBoundSource):
-        return given
-    raise ConfigurationError(
-        "a head's source is a subclass of outrider.models.draft_source.TargetBoundSource; got "
-        f"{arguments.shown(given)}; give that class"
-    )
+    what = "a head's source is a subclass of outrider.models.draft_source.TargetBoundSource"
+    return plugins.subclass(given, TargetBoundSource, what)  # type: ignore[type-abstract]
 
 
 #: Sources of other distributions, each named as a mark of its folders.
