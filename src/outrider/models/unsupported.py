@@ -76,7 +76,8 @@ SINCE = {
 
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 LAYERS |= {"indexed_attention", "deepseek_sparse_attention"}  # the same, by version
-ATTENTION = {"eager", "sdpa"}
+STEADY = "outrider_steady"  #: torch's, a row alike in all calls (`models.hf`)
+ATTENTION = {"eager", "sdpa", STEADY}
 
 
 #: Families whose decoder may stand alone and then attends to states that another model made.
