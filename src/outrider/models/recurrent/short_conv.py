@@ -10,7 +10,12 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from outrider.models.cpu_kernels.mixers import unsupported_reason
-from outrider.models.recurrent.hooks import ConvolutionInputs, Function, StateHandle
+from outrider.models.recurrent.hooks import (
+    ConvolutionInputs,
+    Function,
+    StateHandle,
+    wrap_handed,
+)
 
 
 def over_windows(
@@ -45,42 +50,29 @@ def convolved(
     return over_windows(handle.windows(x_BCQ, weight_CK.shape[1]), weight_CK, bias_C, activation)
 
 
-def wrap_fn(theirs: Function) -> Function:
-    """`causal_conv1d_fn` that takes what a cache of ours returns for its inputs."""
-
-    def causal_conv1d_fn(
-        x: Tensor | ConvolutionInputs,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        **more: object,
-    ) -> Tensor:
-        if not isinstance(x, ConvolutionInputs):
-            return theirs(x, weight, bias, activation=activation, **more)  # type: ignore[no-any-return]
-        return convolved(*x, weight, bias, activation)
-
-    return causal_conv1d_fn
+def _over_text(
+    x: ConvolutionInputs,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **more: object,
+) -> Tensor:
+    """`causal_conv1d_fn` of what a cache of ours returns for its inputs."""
+    return convolved(*x, weight, bias, activation)
 
 
-def wrap_update(theirs: Function) -> Function:
-    """`causal_conv1d_update` that takes a handle: one token goes the way of several."""
-
-    def causal_conv1d_update(
-        x: Tensor,
-        conv_state: Tensor | StateHandle,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        **more: object,
-    ) -> Tensor:
-        if not isinstance(conv_state, StateHandle):
-            return theirs(x, conv_state, weight, bias, activation, **more)  # type: ignore[no-any-return]
-        return convolved(conv_state, x, weight, bias, activation)
-
-    return causal_conv1d_update
+def _one_token(
+    x: Tensor,
+    conv_state: StateHandle,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """`causal_conv1d_update` with a handle: one token goes the way of several."""
+    return convolved(conv_state, x, weight, bias, activation)
 
 
 WRAPPERS: Mapping[str, Function] = {
-    "causal_conv1d_fn": wrap_fn,
-    "causal_conv1d_update": wrap_update,
+    "causal_conv1d_fn": wrap_handed(_over_text, "x", 0),
+    "causal_conv1d_update": wrap_handed(_one_token, "conv_state", 1),
 }

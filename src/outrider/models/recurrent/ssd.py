@@ -14,7 +14,7 @@ from torch.nn.functional import silu, softplus
 
 from outrider.models.cpu_kernels.outer_product import Steps
 from outrider.models.recurrent.call import NodeStates
-from outrider.models.recurrent.hooks import Function, StateHandle, wrap_update
+from outrider.models.recurrent.hooks import Function, StateHandle, wrap_handed, wrap_update
 from outrider.models.recurrent.outer_product import (
     OuterProductState,
     along_paths,
@@ -22,8 +22,7 @@ from outrider.models.recurrent.outer_product import (
     compiled_scan,
     per_head,
 )
-
-_UNLIMITED = (0.0, float("inf"))
+from outrider.models.recurrent.states import UNLIMITED
 
 
 class StateSpaceDuality(OuterProductState):
@@ -116,43 +115,25 @@ class MixerScan(OuterProductState):
         return out if skip_H is None else out + x.float() * skip_H.float()[:, None]
 
 
-def wrap_chunked(theirs: Function) -> Function:
-    """`mamba2_chunk_scan` that takes a handle for its state."""
-
-    def mamba2_chunk_scan(
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        chunk_size: int,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        initial_states: Tensor | StateHandle | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = _UNLIMITED,
-        **more: object,
-    ) -> object:
-        if not isinstance(initial_states, StateHandle):
-            return theirs(
-                hidden_states,
-                dt,
-                A,
-                B,
-                C,
-                chunk_size,
-                D=D,
-                dt_bias=dt_bias,
-                initial_states=initial_states,
-                dt_softplus=dt_softplus,
-                dt_limit=dt_limit,
-                **more,
-            )
-        rule = MixerScan(Steps(A, D, dt_bias, dt_softplus, dt_limit))
-        out = initial_states.recur(rule, hidden_states, dt, B, C)
-        return out.contiguous(), initial_states  # callers view it
-
-    return mamba2_chunk_scan
+def _chunk_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    *,
+    initial_states: StateHandle,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = UNLIMITED,
+    **more: object,
+) -> object:
+    """`mamba2_chunk_scan` with a handle for its state."""
+    rule = MixerScan(Steps(A, D, dt_bias, dt_softplus, dt_limit))
+    out = initial_states.recur(rule, hidden_states, dt, B, C)
+    return out.contiguous(), initial_states  # callers view it
 
 
 def _one_token(
@@ -176,6 +157,6 @@ def _one_token(
 
 
 WRAPPERS: Mapping[str, Function] = {
-    "mamba2_chunk_scan": wrap_chunked,
-    "mamba2_selective_state_update": lambda theirs: wrap_update(theirs, _one_token),
+    "mamba2_chunk_scan": wrap_handed(_chunk_scan, "initial_states"),
+    "mamba2_selective_state_update": wrap_update(_one_token),
 }
