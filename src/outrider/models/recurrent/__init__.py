@@ -25,7 +25,7 @@ MIXERS: Mapping[str, str] = {
     "mamba2_selective_state_update": "ssd",
     "mamba_selective_scan": "selective_scan",
     "mamba_selective_state_update": "selective_scan",
-    "MiniMaxLightningAttention": "lightning",
+    "MiniMaxLightningAttention": "ssd",
     "RecurrentGemmaRecurrentBlock": "rg_lru",
     "RwkvFeedForward": "rwkv",
     "RwkvSelfAttention": "rwkv",
