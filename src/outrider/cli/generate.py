@@ -154,7 +154,10 @@ def generate(
     from outrider.text.output_text import Stop, check_least
     from outrider.text.speculator import Speculator
 
-    _one_document(as_json, stream or trace)
+    if as_json and (stream or trace):
+        raise ConfigurationError(
+            "--json prints one document; got --stream or --trace too; drop one"
+        )
     beams = _beams(num_beams, length_penalty, stream or trace)
     _drawable(timeline, beams)
     said = typed.said()
@@ -193,14 +196,6 @@ def generate(
     if timeline is not None:
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         _timeline().compare(speculator, run, timeline)
-
-
-def _one_document(as_json: bool, printed: bool) -> None:
-    """Refuse two forms of output at once."""
-    if as_json and printed:
-        raise ConfigurationError(
-            "--json prints one document; got --stream or --trace too; drop one"
-        )
 
 
 def _drawable(path: Path | None, beams: "Beams | None") -> None:

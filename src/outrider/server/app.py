@@ -370,7 +370,7 @@ def _errors(app: FastAPI) -> None:
             what = f"a body is JSON, said to be so; got content type {kind!r}; send "
             what += "'content-type: application/json' (curl: -H 'content-type: application/json')"
             return JSONResponse(errors.content(what, 400), 400)
-        return errors.from_validation_error(error)
+        return JSONResponse(errors.rejected(error.errors()), 400)
 
     @app.exception_handler(HTTPException)
     async def unknown(http: HttpRequest, error: HTTPException) -> JSONResponse:

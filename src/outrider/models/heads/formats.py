@@ -9,6 +9,7 @@ A flag that nothing here computes is refused by its name: a head that runs witho
 worse tokens, and nobody knows why.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -107,7 +108,8 @@ def read(
         raise bad_head(
             folder, f"draft_dtype={kept!r}, which is not 'int8'", "leave draft_dtype out"
         )
-    return Checkpoint(_with_width(config, wide), weights, sure, kept)
+    other = None if wide == config.layer.hidden_size else wide
+    return Checkpoint(dataclasses.replace(config, target_width=other), weights, sure, kept)
 
 
 def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
@@ -213,11 +215,6 @@ def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int
             "with the target that it was made for"
         )
     return ids
-
-
-def _with_width(config: Eagle3Config, wide: int) -> Eagle3Config:
-    own = wide != config.layer.hidden_size
-    return Eagle3Config(**{**vars(config), "target_width": wide if own else None})
 
 
 def refuse(folder: Path, fields: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:

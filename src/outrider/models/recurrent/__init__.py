@@ -30,7 +30,7 @@ MIXERS: Mapping[str, str] = {
     "RwkvFeedForward": "rwkv",
     "RwkvSelfAttention": "rwkv",
     "xLSTMBackend": "matrix_lstm",
-    "ZayaCCAProjection": "delayed_values",
+    "ZayaCCAProjection": "short_conv",
     "Inkling2DynamicShortConvolution": "relative_attention",
     "Inkling2FullAttention": "relative_attention",
     "Inkling2RelativeLogits": "relative_attention",

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock, local
-from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -158,17 +157,13 @@ def wrap_update(ours: Function) -> Function:
     return wrap_handed(state_update, "state", 0)
 
 
-def modelling_files(model: torch.nn.Module) -> list[ModuleType]:
-    """The files of transformers that the model's parts are written in."""
-    names = {type(part).__module__ for part in model.modules()}
-    return [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]
-
-
 def install(model: torch.nn.Module) -> frozenset[str]:
     """Let the functions of the model's files know handles; the names of those that are there."""
     found: set[str] = set()
+    homes = {type(part).__module__ for part in model.modules()}
     with _LOCK:
-        for file in modelling_files(model):
+        for home in sorted(home for home in homes if home.startswith("transformers.models.")):
+            file = sys.modules[home]
             names = [name for name in MIXERS if callable(vars(file).get(name))]
             found |= set(names)
             done: set[str] = vars(file).setdefault(_DONE, set())

@@ -151,7 +151,8 @@ class RecurrentStates:
         into, of = to % self.ring, source % self.ring
         row = torch.arange(self.rows, device=to.device)[:, None] * self.ring
         lines, source = (into + row).flatten(), (of + row).flatten()
-        for table in self._rings():  # by whole entries, as `StateCall.note` says
+        logs = (ring for log in self.logs.values() for ring in log.entries)
+        for table in (*self.inputs.values(), *logs):  # by whole entries, as `StateCall.note` says
             flat = table.view(-1, *table.shape[2:])
             flat.index_copy_(0, lines, flat.index_select(0, source))
         self._parent_BR.view(-1).index_copy_(0, lines, (to - 1).flatten())
@@ -255,10 +256,6 @@ class RecurrentStates:
                 entries = tuple(ring[: self.rows] for ring in log.entries)
                 log.recurrence.apply(log.state[: self.rows], entries, *due)
                 del self._due[each]
-
-    def _rings(self) -> list[Tensor]:
-        """All tables that are addressed by slot but the parents'."""
-        return [*self.inputs.values(), *(t for log in self.logs.values() for t in log.entries)]
 
     def _tables(self) -> dict[tuple[object, ...], Tensor]:
         """All tables by name, [max_rows, ...] each."""
