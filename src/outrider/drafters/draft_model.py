@@ -31,7 +31,7 @@ class SampledChildren:
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         names = keys.own(level.start, level.stop, law.greedy)
         tokens, there, law = ops.several(law, names, level.most)
-        return Children.by_rank(level, tokens, there, law)
+        return Children(level.spread(tokens), None if there is None else level.spread(there), law)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CoupledChildren:
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The target's own token first, if the draft's law is the target's."""
         tokens, there = ops.largest(ops.merit(law, keys.shared(level.depth)), level.most)
-        return Children.by_rank(level, tokens, there, law)
+        return Children(level.spread(tokens), level.spread(there), law)
 
 
 @dataclass(frozen=True)

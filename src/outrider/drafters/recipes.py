@@ -145,11 +145,6 @@ class DrafterParts(NamedTuple):
     vocab_size: int = 0  #: of the target
     target: LanguageModel | None = None  #: for a drafter that is made of it
 
-    def by_need(self) -> dict[str, object]:
-        """What each need of a recipe is given."""
-        first = self.models[0] if self.models else None
-        return {**self._asdict(), "model": first, "translated": first}
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -214,17 +209,31 @@ class Recipe:
 
     def has(self, parts: DrafterParts) -> bool:
         """Whether all that it needs is there."""
+        there: dict[str, object] = {
+            "model": parts.models,
+            "models": parts.models,
+            "table": parts.table is not None,
+            "vocab_size": parts.vocab_size,
+            "target": parts.target is not None,
+        }
         if "translated" in self.needs:
             from outrider.models.cross_tokenizer_model import TranslatedModel
 
-            if not any(isinstance(one, TranslatedModel) for one in parts.models):
-                return False
-        there = parts.by_need()
-        return all(there[need] not in (None, (), 0) for need in self.needs)
+            there["translated"] = any(isinstance(one, TranslatedModel) for one in parts.models)
+        return all(there[need] for need in self.needs)
 
     def make(self, parts: DrafterParts, options: DraftOptions) -> Drafter:
         """The drafter; what it has no use for must have been refused (`drafters.check`)."""
-        there, asked = parts.by_need(), options.asked()
+        first = parts.models[0] if parts.models else None
+        there = {
+            "model": first,
+            "models": parts.models,
+            "translated": first,
+            "table": parts.table,
+            "vocab_size": parts.vocab_size,
+            "target": parts.target,
+        }
+        asked = options.asked()
         if "shared_noise" not in self.takes:
             asked.pop("shared_noise", None)  # the rule's matter alone
         warp = {name: asked.pop(name) for name in self.warps if name in asked}

@@ -14,7 +14,7 @@ from typing import ClassVar
 from outrider import ops
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.recipes import Recipe, one_depth
-from outrider.drafters.tree_drafting import Children, DrawKeys, Policy, TreeLevel
+from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel
 from outrider.errors import ConfigurationError
 from outrider.tree import within
 from outrider.types import Drafter, DrawKind, LanguageModel, Laws
@@ -115,7 +115,37 @@ class TopChildren:
     def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The top tokens that the filters leave in."""
         tokens, there = ops.largest(ops.scaled(law), level.most)
-        return Children.by_rank(level, tokens, there, law)
+        return Children(level.spread(tokens), level.spread(there), law)
+
+
+def StaticTree(
+    model: LanguageModel,
+    counts: tuple[int, ...] = (3, 2, 2, 1),
+    parents: tuple[int, ...] | None = None,
+) -> DraftModel:
+    """A tree of the draft's top tokens: `counts` children per level, or `parents` in BFS order."""
+    return DraftModel(model, counts, parents=parents, name="static_tree", policy=TopChildren())
+
+
+STATIC_TREE = recipe(StaticTree)
+
+
+# Children drawn without replacement in a tree of fixed shape: Sequoia; RSD-C if it is even.
+
+
+def SampledTree(
+    model: LanguageModel,
+    counts: tuple[int, ...] = (3, 2, 2, 1),
+    parents: tuple[int, ...] | None = None,
+) -> DraftModel:
+    """`DraftModel` by another name, with the shapes of the other trees.
+
+    >>> SampledTree(model, parents=optimal((0.6, 0.2), 8, 3))                # doctest: +SKIP
+    """
+    return DraftModel(model, counts, parents=parents, name="sampled_tree")
+
+
+SAMPLED_TREE = recipe(SampledTree)
 
 
 # Hub nodes (SpecHub, Sun, Zhou et al. 2024; Hu et al. 2025): one child is drawn, the rest placed.
@@ -136,28 +166,16 @@ class HubChildren:
         names = keys.own(level.start, level.stop)
         placed = [max(fan - 1, 0) for fan in level.fan]
         tokens, there, law = ops.several(law, names, 1, placed)
-        return Children.by_rank(level, tokens, there, law)
+        return Children(level.spread(tokens), None if there is None else level.spread(there), law)
 
 
-def _tree(name: str, policy: Policy | None) -> Callable[..., DraftModel]:
-    """What makes such trees of a draft model: `counts` children per level, or `parents` in BFS
-    order."""
-
-    def tree(
-        model: LanguageModel,
-        counts: tuple[int, ...] = USUAL,
-        parents: tuple[int, ...] | None = None,
-    ) -> DraftModel:
-        return DraftModel(model, counts, parents=parents, name=name, policy=policy)
-
-    return tree
+def HubTree(
+    model: LanguageModel,
+    counts: tuple[int, ...] = (3, 2, 2, 1),
+    parents: tuple[int, ...] | None = None,
+) -> DraftModel:
+    """A tree of hub nodes: `counts` children per level, or `parents` in BFS order."""
+    return DraftModel(model, counts, parents=parents, name="hub_tree", policy=HubChildren())
 
 
-#: A tree of the draft's top tokens.
-StaticTree = _tree("static_tree", TopChildren())
-#: Children drawn without replacement in a tree of fixed shape: Sequoia; RSD-C if it is even. So it
-#: is `DraftModel` by another name, with the shapes of the other trees.
-SampledTree = _tree("sampled_tree", None)
-#: A tree of hub nodes.
-HubTree = _tree("hub_tree", HubChildren())
-STATIC_TREE, SAMPLED_TREE, HUB_TREE = map(recipe, (StaticTree, SampledTree, HubTree))
+HUB_TREE = recipe(HubTree)

@@ -29,21 +29,6 @@ class Children(NamedTuple):
     #: may share a node; None: to its own
     row_Bm: Tensor | None = None  #: its row of `law`; None: its parent's
 
-    @classmethod
-    def by_rank(
-        cls, level: TreeLevel, tokens_BnK: Tensor, there_BnK: Tensor | None, law: Laws | None
-    ) -> "Children":
-        """Those of a fixed shape, of tables by node and rank."""
-        tables: list[Tensor | None] = []
-        for table in (tokens_BnK, there_BnK):
-            if table is None or level.rank_m is None:  # all have `most` children
-                tables.append(None if table is None else table.flatten(1))
-            else:
-                tables.append(table[:, level.parent_m, level.rank_m])
-        tokens_Bm, there_Bm = tables
-        assert tokens_Bm is not None
-        return cls(tokens_Bm, there_Bm, law)
-
 
 class TreeBuilder:
     """A draft under way: add the children of one level after another, then take the `draft`."""

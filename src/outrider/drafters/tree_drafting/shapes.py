@@ -28,6 +28,12 @@ class TreeLevel(NamedTuple):
     parent_m: Tensor | None = None  #: and for each child: its parent, counted from `start`
     rank_m: Tensor | None = None  #: and its place among its siblings; None: all have `most`
 
+    def spread(self, table_BnK: Tensor) -> Tensor:
+        """[B, m]: of a table by node and rank, the entry of each child of a fixed shape."""
+        if self.rank_m is None:
+            return table_BnK.flatten(1)
+        return table_BnK[:, self.parent_m, self.rank_m]
+
 
 class Layout(NamedTuple):
     """Where the nodes of a growing tree stand: level after level."""
