@@ -89,11 +89,12 @@ def test_a_good_draft_saves_calls():
 
 def test_the_encoder_runs_once():
     target, _ = pair("bart")
+    how = batch() | {"num_beams": 4, "max_new_tokens": 8}
+    target.generate(**how, custom_generate=SpeculativeGenerate(drafter="none"))  # tries the model
     calls = []
     handle = target.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     try:
-        call = SpeculativeGenerate(drafter="none")
-        target.generate(**batch(), custom_generate=call, num_beams=4, max_new_tokens=8)
+        target.generate(**how, custom_generate=SpeculativeGenerate(drafter="none"))
     finally:
         handle.remove()
     assert len(calls) == 1
