@@ -376,7 +376,7 @@ def _errors(app: FastAPI) -> None:
             what, form, how = _FORM if audio else _JSON
             what += f"; got content type {kind!r}; send 'content-type: {form}' (curl: {how})"
             return JSONResponse(errors.content(what, 400), 400)
-        return errors.from_validation_error(error)
+        return JSONResponse(errors.rejected(error.errors()), 400)
 
     @app.exception_handler(HTTPException)
     async def unknown(http: HttpRequest, error: HTTPException) -> JSONResponse:
