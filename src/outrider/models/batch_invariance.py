@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outrider.models import budget, calibrate
 
@@ -181,13 +182,14 @@ def _odd_widths(
     odd: set[int] = set()
     reference = 0
     for seen in sorted({*_SEEN, *(wide - _SHORT for wide in widths)}):
-        for count in {rows.padded(1), rows.padded(_TRUTH)}:
-            q, keys, values, mask = _example(seen, _FARTHEST, count, heads, size, dtype)
+        counts = {rows.padded(1), rows.padded(_TRUTH)}
+        q, keys, values, mask = _example(seen, _FARTHEST, max(counts), heads, size, dtype)
+        for count in counts:
             answers: dict[int, Tensor] = {}
             for wide in [wide for wide in widths if wide >= seen]:
                 cut = slice(0, wide)
-                some = mask[..., cut].contiguous()
-                answers[wide] = attend(q, keys[:, :, cut], values[:, :, cut], some)
+                asked, some = q[:, :, :count].contiguous(), mask[:, :, :count, cut].contiguous()
+                answers[wide] = attend(asked, keys[:, :, cut], values[:, :, cut], some)
             if not reference:
                 reference = _usual(answers)
             odd |= {w for w, x in answers.items() if not torch.equal(x, answers[reference])}
@@ -255,10 +257,11 @@ def _example(
     What attention sums to is nothing but the rounding of its sums, so it shows their order.
     """
     random = torch.Generator().manual_seed(seen)
-    keys = 1.5 * _normal(random, 1, heads, slots, size)
-    values = _spread(random, 1, heads, slots, size)
+    keys = 1.5 * _normal(random, 1, heads, seen, size)
+    values = _spread(random, 1, heads, seen, size)
     one, other = torch.randperm(seen // 2 * 2, generator=random, device="cpu").view(2, -1)
     keys[:, :, other], values[:, :, other] = keys[:, :, one], -values[:, :, one]
+    keys, values = (F.pad(table, (0, 0, 0, slots - seen)) for table in (keys, values))
     q = _normal(random, 1, heads, rows, size)
     mask = torch.zeros(1, 1, rows, slots, dtype=torch.float32, device="cpu")
     mask[..., seen:] = torch.finfo(dtype).min
