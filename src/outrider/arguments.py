@@ -98,6 +98,11 @@ def is_count(value: object) -> TypeGuard[int]:
     return is_whole(value) and value > 0
 
 
+def is_size(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number of at least 0."""
+    return is_whole(value) and value >= 0
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a number."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -213,14 +213,14 @@ def test_what_is_wrong_with_a_library_is_said_and_not_tried_again(fresh, tmp_pat
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(fresh, tmp_path):
     fresh.setattr(build, "TEXTS", small(1))
     locked = tmp_path / "outrider" / "kernels"
-    writable = build._writable
-    fresh.setattr(build, "_writable", lambda folder: folder != locked and writable(folder))
+    unfit = build._unfit
+    fresh.setattr(build, "_unfit", lambda at: "read-only" if at == locked else unfit(at))
     assert build.function("added", WHOLE)(40) == 41
     assert f"({str(locked)!r} is read-only)" in build.describe()
     (library,) = tmp_path.rglob("*.so")
     assert library.is_relative_to(tmp_path / "temporary")
     anew(fresh)
-    fresh.setattr(build, "_writable", lambda folder: False)
+    fresh.setattr(build, "_unfit", lambda folder: "read-only")
     assert build.unbuilt() == (
         f"no folder to keep a library in: neither {str(locked)!r} (read-only) nor "
         f"{str(library.parent)!r} can be written to and run from; set XDG_CACHE_HOME to one that "
@@ -281,7 +281,7 @@ def test_a_compiler_that_hangs_is_given_up_and_killed(fresh, tmp_path):
     fresh.setattr(build, "TEXTS", small(1))
     fresh.setattr(build, "_LIMIT", 0.5)
     build.start()
-    group = build._state.background._process.pid
+    group = build._state.background.process.pid
     assert build.unbuilt() == "compiling took longer than 0.5 s"
     assert until(lambda: not alive(group))
     anew(fresh)
@@ -293,7 +293,7 @@ import sys, time
 from outrider.models.cpu_kernels import build
 build.TEXTS = dict.fromkeys(build.SOURCES, "")
 build.start()
-print(build._state.background._process.pid, flush=True)
+print(build._state.background.process.pid, flush=True)
 {ends}
 """
 

@@ -41,7 +41,7 @@ def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path
     why = build.unbuilt()
     assert re.fullmatch(r"still being compiled after 0\.\d+ s; the next start has them", why)
     assert build.late()
-    group = build._state.background._process.pid
+    group = build._state.background.process.pid
     nice = {os.getpriority(os.PRIO_PROCESS, one) for one in alive(group)}
     assert nice == {19}  # what the next start will have takes nothing from this one
     assert [record.getMessage().split()[0] for record in caplog.records] == ["compiling", "going"]
@@ -55,7 +55,7 @@ def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path
         assert build.unbuilt() is None
         assert not build.late()
         assert calibrate.key() != key
-    assert not alive(order._process.pid)
+    assert not alive(order.process.pid)
 
 
 @needs_cc

@@ -17,7 +17,7 @@ from outrider import (
     UnknownName,
     loading,
 )
-from outrider.models import adapt, isa, linear, load_checks, weight_only
+from outrider.models import adapt, attention, isa, linear, load_checks, weight_only
 from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
 from outrider.models.prefill import causal
@@ -78,6 +78,49 @@ def test_deep_models_that_run_their_own_forward_pass_the_check_at_load(family):
     target.runner._takes -= {"position_ids"}  # a mistake that it has to find
     with pytest.raises(outrider.UnsupportedModel):
         load_checks.paths(target, "target")
+
+
+def in_pieces(model, ids, sizes):
+    """Logits of a text that is read in calls of so many tokens, of itself and of one beside it."""
+    rows, count = ids.shape
+    cache, read = model.open(rows, 256), []
+    while len(read) < len(sizes):
+        at = sum(sizes[: len(read)])
+        here = torch.arange(at, at + sizes[len(read)]).expand(rows, -1)
+        nodes = causal(ids[:, here[0]], here, model.width(count))
+        read.append(model.forward(cache, nodes).logits_BQV)
+    return torch.cat(read, 1)[0]
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["gemma3_text", "granite"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@torch.inference_mode()
+def test_a_token_of_an_own_forward_has_its_bits_in_calls_of_any_size(kind, dtype, monkeypatch):
+    """Greedy text of such models depended on how many tokens were drafted: torch's attention sums
+    two or three rows otherwise than four, and the next product rounded that to other numbers."""
+    monkeypatch.setattr(isa, "has_bf16_products", lambda: True)  # what is rounded is looked after
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(kind, vocab_size=64, pad_token_id=0, **sizes, **heads)
+    ids = torch.randint(3, 64, (2, 96), generator=torch.Generator().manual_seed(1))
+    cuts = ([1] * 96, [2] * 48, [3] * 32, [90, 1, 2, 3], [7] * 13 + [5])
+
+    def texts():
+        small = kept(build(config, "sdpa"), dtype)
+        driven = adapt(small)
+        assert driven.rounding.rows is None  # other layers have as many rows as there are tokens
+        whole = in_pieces(driven, ids, [96])
+        assert torch.equal(whole, in_pieces(driven, ids[:1], [96]))
+        near = {"rtol": 1e-3, "atol": 0.05 * float(whole.abs().max())}
+        torch.testing.assert_close(whole, small(ids[:1]).logits[0], **near)
+        return [torch.equal(in_pieces(driven, ids, sizes), whole) for sizes in cuts]
+
+    assert all(texts())
+    found, _ = attention.tried(attention.fused, 2, 2, 64, torch.float32)
+    if not found.rows.free:  # on this processor: what is looked after is needed
+        monkeypatch.setattr(weight_only, "rounds_inputs", lambda _: False)
+        assert not all(texts())
 
 
 @needs_kernels

@@ -162,7 +162,11 @@ def test_what_is_no_recording(listening, talk):
         assert "/tmp" not in told["error"]["message"]
     body, headers = form([(b"model", b"other")], talk[1])
     assert asked(listening, body, PATH, headers)[0] == 404
-    assert asked(listening, {"model": NAME}, PATH)[0] == 400
+    code, told = asked(listening, {"model": NAME}, PATH)
+    assert code == 400
+    assert (
+        "recording comes in a form; got content type 'application/json'" in told["error"]["message"]
+    )
     body, headers = form([(b"model", NAME.encode())], b"x" * (26 << 20))
     assert asked(listening, body, PATH, headers)[0] == 413
     assert heard(listening, talk).text

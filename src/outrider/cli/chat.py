@@ -12,16 +12,8 @@ import typer
 from outrider import arguments
 from outrider.cli import console
 from outrider.cli.console import fail, out
-from outrider.cli.options import (
-    Dtype,
-    MinPGiven,
-    TemperatureGiven,
-    TopKGiven,
-    TopPGiven,
-    load_speculator,
-    target_name,
-    with_setup,
-)
+from outrider.cli.gathered import gathered
+from outrider.cli.options import Dtype, TypedSampling, load_speculator, target_name, with_setup
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.load_config import LoadConfig
 from outrider.models.program_imports import import_lean
@@ -309,8 +301,10 @@ def listen(prompt: str) -> str:
 
 
 @with_setup
+@gathered("typed", TypedSampling)
 def chat(
     setup: LoadConfig,
+    *,
     system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
     trace: Annotated[
         bool, typer.Option("--trace", help="Colours: drafted and kept, or the target's own.")
@@ -324,10 +318,7 @@ def chat(
             help="Most tokens of an answer. Default: all there is room for.",
         ),
     ] = None,
-    temperature: TemperatureGiven = None,
-    top_k: TopKGiven = None,
-    top_p: TopPGiven = None,
-    min_p: MinPGiven = None,
+    typed: TypedSampling,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -335,15 +326,8 @@ def chat(
     import_lean()
     from outrider.sampling.sampling_params import SamplingParams
 
-    every = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-    }
-    given = {name: value for name, value in every.items() if value is not None}
-    SamplingParams(**given)  # type: ignore[arg-type]  # before a model is read
+    given = typed.said(seed=seed)
+    SamplingParams(**given)  # before a model is read
     speculator = load_speculator(setup, dtype)
     sampling, _ = speculator.defaults.over(given, {"temperature": 0.7})
     refuse_untemplated(speculator, target_name(setup), "use `outrider generate`")

@@ -1,7 +1,7 @@
 """`outrider generate`: complete a prompt, or answer a source."""
 
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
@@ -21,6 +21,7 @@ from outrider.cli.console import (
     read_prompt,
     read_source,
 )
+from outrider.cli.gathered import gathered
 from outrider.costs import trust
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
@@ -89,25 +90,30 @@ def searched(stats: "Stats") -> list[str]:
     ]
 
 
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Above 1: tokens of prompt and text get rarer; 1 is off.")
-]
-FrequencyPenalty = Annotated[
-    float, typer.Option(help="Off a logit each time its token was generated; 0 is off.")
-]
-PresencePenalty = Annotated[
-    float, typer.Option(help="Off a logit once its token was generated; 0 is off.")
-]
-NoRepeatNgramSize = Annotated[
-    int | None, typer.Option(help="No n-gram of this size twice; 0 is off.")
-]
-MinNewTokens = Annotated[int | None, typer.Option(help="No stop token before so many tokens.")]
-StopStrings = Annotated[
-    list[str] | None, typer.Option(help="End before this string; may be repeated.")
-]
+@dataclass
+class _Sampling(options.TypedSampling):
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens of prompt and text get rarer; 1 is off.")
+    ] = None
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Off a logit each time its token was generated; 0 is off.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Off a logit once its token was generated; 0 is off.")
+    ] = 0.0
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No n-gram of this size twice; 0 is off.")
+    ] = None
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="No stop token before so many tokens.")
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same text. Default: another every time.")
+    ] = None
 
 
 @options.with_setup
+@gathered("typed", _Sampling)
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; without it, or as -, standard input.")
@@ -126,19 +132,10 @@ def generate(
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")
     ] = 128,
-    temperature: options.TemperatureGiven = None,
-    top_k: options.TopKGiven = None,
-    top_p: options.TopPGiven = None,
-    min_p: options.MinPGiven = None,
-    repetition_penalty: RepetitionPenalty = None,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    presence_penalty: PresencePenalty = 0.0,
-    no_repeat_ngram_size: NoRepeatNgramSize = None,
-    min_new_tokens: MinNewTokens = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Same seed, same text. Default: another every time.")
+    typed: _Sampling,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this string; may be repeated.")
     ] = None,
-    stop: StopStrings = None,
     num_beams: options.NumBeams = 1,
     length_penalty: options.LengthPenalty = 1.0,
     dtype: options.Dtype = "auto",
@@ -157,23 +154,14 @@ def generate(
     from outrider.text.output_text import Stop, check_least
     from outrider.text.speculator import Speculator
 
-    _one_document(as_json, stream or trace)
+    if as_json and (stream or trace):
+        raise ConfigurationError(
+            "--json prints one document; got --stream or --trace too; drop one"
+        )
     beams = _beams(num_beams, length_penalty, stream or trace)
     _drawable(timeline, beams)
-    every = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "min_new_tokens": min_new_tokens,
-    }
-    said = {name: value for name, value in every.items() if value is not None}
-    sampling = SamplingParams(**said)  # type: ignore[arg-type]  # before a model is read
+    said = typed.said()
+    sampling = SamplingParams(**said)  # before a model is read
     end = Stop(max_new_tokens, tuple(map(as_typed, stop or ())))
     check_least([sampling], [end])
     media = attached(image or (), audio or ())
@@ -208,14 +196,6 @@ def generate(
     if timeline is not None:
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         _timeline().compare(speculator, run, timeline)
-
-
-def _one_document(as_json: bool, printed: bool) -> None:
-    """Refuse two forms of output at once."""
-    if as_json and printed:
-        raise ConfigurationError(
-            "--json prints one document; got --stream or --trace too; drop one"
-        )
 
 
 def _drawable(path: Path | None, beams: "Beams | None") -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import make_dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -268,6 +268,20 @@ Verbose = Annotated[
     typer.Option("--verbose", "-v", help="Say how the models run, what drafts and what verifies."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+@dataclass
+class TypedSampling:
+    """Options of sampling; what is left out is the model's own."""
+
+    temperature: TemperatureGiven = None
+    top_k: TopKGiven = None
+    top_p: TopPGiven = None
+    min_p: MinPGiven = None
+
+    def said(self, **more: object) -> dict[str, Any]:
+        """What was typed, by the names of `SamplingParams`, and what was typed besides."""
+        return {name: one for name, one in {**vars(self), **more}.items() if one is not None}
 
 
 #: How each field of `LoadConfig` is typed.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from outrider.cli.console import (
     put,
     working,
 )
+from outrider.cli.gathered import gathered
 from outrider.cli.generate import describe, how_made
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.models import budget
@@ -54,11 +56,6 @@ Draft = Annotated[
 DraftLayers = Annotated[
     str | None, typer.Option(help="Draft with these layers of the model's own decoder, e.g. 0,5.")
 ]
-Language = Annotated[
-    str | None, typer.Option("--language", "-l", help="Code or name. Default: detected.")
-]
-Task = Annotated[str, typer.Option(help="transcribe, or translate into English.")]
-Times = Annotated[str, typer.Option(help=f"Times that are told: {', '.join(TIMES)}.")]
 Formats = Annotated[
     list[str] | None,
     typer.Option("--format", "-f", help=f"{', '.join(FORMATS)}; may be repeated. Default: txt."),
@@ -74,46 +71,6 @@ Reference = Annotated[
         "their order."
     ),
 ]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Above 1: cut at pauses and decode so many windows at once. Default: windows "
-        "follow each other, files side by side.",
-    ),
-]
-Temperature = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--temperature",
-        "-t",
-        help="0 is greedy; may be repeated: the next one is tried where a text will not do. "
-        "Default: 0 to 1 by 0.2.",
-    ),
-]
-BestOf = Annotated[int | None, typer.Option(min=1, help="Texts drawn at a temperature above 0.")]
-BeamSize = Annotated[
-    int | None, typer.Option(min=1, help="Beams of a search at temperature 0. Default: greedy.")
-]
-Patience = Annotated[
-    float | None,
-    typer.Option(help="A search ends with beam size * patience texts, as openai-whisper's does."),
-]
-LengthPenalty = Annotated[
-    float | None,
-    typer.Option(help="A beam's log-probability is divided by its length to this. Default: 1."),
-]
-InitialPrompt = Annotated[
-    str | None, typer.Option(help="Told to the model first: names, spelling.")
-]
-ConditionOnPreviousText = Annotated[
-    bool | None,
-    typer.Option(
-        "--condition-on-previous-text/--no-condition-on-previous-text",
-        help="Tell windows what was said before. Default: where they follow each other.",
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Of temperatures above 0.")]
 Compare = Annotated[
     bool,
     typer.Option(
@@ -122,10 +79,68 @@ Compare = Annotated[
 ]
 
 
+@dataclass
+class _Settings:
+    """Fields of `TranscribeSettings`, as they are typed."""
+
+    language: Annotated[
+        str | None, typer.Option("--language", "-l", help="Code or name. Default: detected.")
+    ] = None
+    task: Annotated[str, typer.Option(help="transcribe, or translate into English.")] = "transcribe"
+    timestamps: Annotated[str, typer.Option(help=f"Times that are told: {', '.join(TIMES)}.")] = (
+        "segment"
+    )
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Above 1: cut at pauses and decode so many windows at once. Default: windows "
+            "follow each other, files side by side.",
+        ),
+    ] = None
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--temperature",
+            "-t",
+            help="0 is greedy; may be repeated: the next one is tried where a text will not do. "
+            "Default: 0 to 1 by 0.2.",
+        ),
+    ] = None
+    best_of: Annotated[
+        int | None, typer.Option(min=1, help="Texts drawn at a temperature above 0.")
+    ] = None
+    beam_size: Annotated[
+        int | None, typer.Option(min=1, help="Beams of a search at temperature 0. Default: greedy.")
+    ] = None
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            help="A search ends with beam size * patience texts, as openai-whisper's does."
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="A beam's log-probability is divided by its length to this. Default: 1."),
+    ] = None
+    initial_prompt: Annotated[
+        str | None, typer.Option(help="Told to the model first: names, spelling.")
+    ] = None
+    condition_on_previous_text: Annotated[
+        bool | None,
+        typer.Option(
+            "--condition-on-previous-text/--no-condition-on-previous-text",
+            help="Tell windows what was said before. Default: where they follow each other.",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of temperatures above 0.")] = 0
+
+
 WINDOW = 30  #: seconds that a Whisper hears at once
 FETCH = "hf download openai/whisper-base"
 
 
+@gathered("settings", _Settings)
 def transcribe(
     files: Files,
     model: Model = None,
@@ -134,21 +149,11 @@ def transcribe(
     drafter: options.SpeechDrafterName = None,
     num_speculative_tokens: options.Gamma = None,
     planner: options.Planned = None,
-    language: Language = None,
-    task: Task = "transcribe",
-    timestamps: Times = "segment",
     format: Formats = None,
     output: Output = None,
     reference: Reference = None,
-    batch_size: BatchSize = None,
-    temperature: Temperature = None,
-    best_of: BestOf = None,
-    beam_size: BeamSize = None,
-    patience: Patience = None,
-    length_penalty: LengthPenalty = None,
-    initial_prompt: InitialPrompt = None,
-    condition_on_previous_text: ConditionOnPreviousText = None,
-    seed: Seed = 0,
+    *,
+    settings: _Settings,
     compare: Compare = False,
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = None,
@@ -166,22 +171,9 @@ def transcribe(
     from outrider.speech.speech_model import check
 
     kinds = list(dict.fromkeys(format or ["txt"]))
-    asked: dict[str, Any] = {
-        "language": language,
-        "task": task,
-        "timestamps": timestamps,
-        "batch_size": batch_size,
-        "initial_prompt": initial_prompt and as_typed(initial_prompt),
-        "condition_on_previous_text": condition_on_previous_text,
-        "best_of": best_of,
-        "beam_size": beam_size,
-        "patience": patience,
-        "seed": seed,
-    }
-    if length_penalty is not None:
-        asked["length_penalty"] = length_penalty
-    if temperature:
-        asked["temperature"] = tuple(temperature)
+    asked: dict[str, Any] = {n: one for n, one in vars(settings).items() if one not in (None, [])}
+    if settings.initial_prompt:
+        asked["initial_prompt"] = as_typed(settings.initial_prompt)
     TranscribeSettings(**asked)  # before a model is loaded
     _check(files, kinds, output, reference)
     copied = [_copied(given) for given in reference or ()]
@@ -196,7 +188,8 @@ def transcribe(
     files, said = named_input(files, "recording")
     if heard := _readable(files, failed):
         _made(output)
-        check(seen(model, trust_remote_code=trust_remote_code), language, task)
+        known = seen(model, trust_remote_code=trust_remote_code)
+        check(known, settings.language, settings.task)
         with working(LOADING), budget.postponing():
             speculator = load(
                 model,
@@ -213,7 +206,8 @@ def transcribe(
             )
         speculator.engine.priced(1)  # what an earlier start measured is confirmed behind the text
         if verbose:
-            describe(speculator, how_made(speculator, greedy=not temperature or temperature == [0]))
+            greedy = settings.temperature in (None, [], [0])
+            describe(speculator, how_made(speculator, greedy=greedy))
         if reference:
             asked["reference"] = [copied[files.index(name)] for name in heard]
         done = _run(speculator, heard, asked, failed, kinds, output, said)

@@ -274,13 +274,17 @@ class Prefill:
         opening = context._replace(hidden=hidden, known=self._known)
         memory = self.drafter.open(opening, self.capacity)
         device = context.length_B.device
+        stop_BS = pad_sequence(stops, batch_first=True, padding_value=-1)
+        # of few widths, as steps are captured for each
+        more = STOPS if not stop_BS.shape[1] else -stop_BS.shape[1] % STOPS
+        stop_BS = pad(stop_BS, (0, more), value=-1)
         return Batch(
             context,
             self.cache,
             memory,
             torch.tensor(limits, device=device),
             torch.tensor(reasons, device=device),
-            _stop_table(stops).to(device),
+            stop_BS.to(device),
             torch.zeros(rows, dtype=torch.int64, device=device),
             context.tokens_BL,
         )
@@ -306,13 +310,6 @@ def rest_of_prompts(context: Context, wide: int, pending: int = 1) -> Nodes:
     return causal(context.tokens_BL.gather(1, at_BQ), at_BQ, wide, pending_B)
 
 
-def _stop_table(each: Sequence[Tensor]) -> Tensor:
-    """Rows' stop tokens [B, S], -1 padded: of few widths, as steps are captured for each."""
-    table_BS = pad_sequence(list(each), batch_first=True, padding_value=-1)
-    more = STOPS if not table_BS.shape[1] else -table_BS.shape[1] % STOPS
-    return pad(table_BS, (0, more), value=-1)
-
-
 def begin(
     target: LanguageModel, drafter: Drafter, requests: Sequence[Request], capacity: int
 ) -> Batch:
@@ -333,9 +330,8 @@ def begin(
 
 def slab(target: LanguageModel, drafter: Drafter, max_num_seqs: int, capacity: int) -> Batch:
     """A batch of no rows, with room for so many."""
-    nobody = Request(
-        (0,), sampling_params.SamplingParams(seed=0)
-    )  # none of torch's own draws goes to it
+    # none of torch's own draws goes to it
+    nobody = Request((0,), sampling_params.SamplingParams(seed=0))
     return begin(target, drafter, [nobody] * max_num_seqs, capacity).narrow(0)
 
 

@@ -29,7 +29,7 @@ from outrider.engine.graphs import ROOM, Capture, CudaCapture, Graphed, refusal
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Logprobs, Request, StopConditions, broadcast_setting, token_ids
 from outrider.engine.speculation_policy import Adaptive, FixedLength, Planner, measure, named
-from outrider.engine.step import GraphedStep, spec_decode_step
+from outrider.engine.step import GraphedStep, ignores_drafts, spec_decode_step
 from outrider.errors import ConfigurationError, PromptError, out_of_memory
 from outrider.models import budget
 from outrider.models.config import found
@@ -288,7 +288,7 @@ class Engine:
         seed is to give it again, with the costs that are kept.
         """
         if sampling is not None and sampling.temperature:
-            if not verifiers.ignores_drafts(self.choose_rule("none"), greedy=False):
+            if not ignores_drafts(self.choose_rule("none"), greedy=False):
                 self.priced(1)
         self.estimate_costs()
         with budget.postponing():

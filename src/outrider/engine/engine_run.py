@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider import arguments, verifiers
+from outrider import arguments
 from outrider.engine import graphs
 from outrider.engine.batch import Batch, read_rest
 from outrider.engine.graphs import Graphed
@@ -49,7 +49,7 @@ from outrider.engine.speculation_policy import (
     PlannedRow,
     StepReport,
 )
-from outrider.engine.step import GraphedStep, spec_decode_step
+from outrider.engine.step import GraphedStep, ignores_drafts, spec_decode_step
 from outrider.errors import CapacityError, ConfigurationError
 from outrider.models.prefill import inference
 from outrider.models.prefix_cache import PrefixCache
@@ -423,7 +423,7 @@ class EngineRun(Iterator[StepOutput]):
         greedy = True
         for request in requests:
             greedy = greedy and request.sampling.temperature == 0
-        return verifiers.ignores_drafts(self.rule, greedy)
+        return ignores_drafts(self.rule, greedy)
 
     def _draft_shape(self, batch: Batch) -> DraftShape:
         """What the planner has drafted in this step."""

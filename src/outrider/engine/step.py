@@ -220,6 +220,15 @@ def unread(context: Context, draft: Draft) -> int:
     return 0 if draft.tree.max_depth else context.unread + 1
 
 
+def ignores_drafts(rule: Verifier, greedy: bool) -> bool:
+    """Whether a text by this rule is the same whatever is drafted, so that any clock may plan it.
+
+    >>> ignores_drafts(Match(), greedy=False), ignores_drafts(BlockVerifier(), greedy=False)
+    (True, False)
+    """
+    return rule.exact and (greedy or DrawKind.COUPLED in rule.kinds)
+
+
 class GraphedStep(NamedTuple):
     """What the verbs of one step made."""
 

@@ -92,7 +92,14 @@ def steady(
     """
     if not batch_invariance.applies_to(like.dtype, like.device):
         return BatchInvariantAttention(attend, PaddingPolicy(), groups), BatchInvariance()
-    tried = products if attend is unscaled else attend
-    found = batch_invariance.of_attention(tried, heads, size, like.dtype)
+    return tried(attend, heads, groups, size, like.dtype)
+
+
+def tried(
+    attend: Attend, heads: int, groups: int, size: int, dtype: torch.dtype
+) -> tuple[BatchInvariantAttention, BatchInvariance]:
+    """`steady` in whatever dtype: in float32 for products that round what they are given."""
+    form = products if attend is unscaled else attend
+    found = batch_invariance.of_attention(form, heads, size, dtype)
     rows = found.rows or PaddingPolicy()
     return BatchInvariantAttention(attend, rows, groups), found._replace(rows=None)

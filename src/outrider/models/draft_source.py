@@ -1,11 +1,11 @@
-"""What may draft beside a target, and all that loading asks of it: one protocol for every kind.
+"""What may draft beside a target, and all that loading asks of it.
 
 Another model has its own weights and words (`ModelSource`). Layers of the target and heads on its
 states are made for one target and borrow from it (`TargetBoundSource`).
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -17,57 +17,18 @@ from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.types import LanguageModel
 
 
-class DraftSource(Protocol):
-    """Where a draft model comes from: its configuration first, weights when they are needed."""
-
-    config: PretrainedConfig
-    draft_dtype: str | None  #: what it is best kept in; None: in the target's dtype
-
-    @property
-    def role(self) -> str:
-        """What messages call it."""
-
-    @property
-    def takes_int8(self) -> bool:
-        """Whether its weights can be kept in 8 bits."""
-
-    @property
-    def stands_alone(self) -> bool:
-        """Whether it is a whole model, whose tokens may be others than the target's."""
-
-    def driven(
-        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
-    ) -> LanguageModel:
-        """The draft as a model of `vocab` tokens. Raises ConfigurationError for wrong weights."""
-
-    def shares(
-        self, target: ModelSource, wish: ShareEncoder, dtype: str, place: torch.device
-    ) -> bool:
-        """Whether it attends to the states of the target's encoder."""
-
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The one beside its weights; None: its tokens are the target's."""
-
-    def loaded_device(self) -> torch.device | None:
-        """Where a model that was passed in as an object is; None: it goes where the target is."""
-
-    def not_numbers(
-        self, error: NumericalError, dtype: str, device: torch.device
-    ) -> NumericalError:
-        """What is wrong where its scores are no numbers."""
-
-
 class TargetBoundSource(ABC):
     """A `DraftSource` of one target's: where that is, with its tokens and what its encoder made.
 
     A new kind says what it reads, and makes a model of it. See docs/adding-a-head.md.
     """
 
-    role: ClassVar[str] = "draft"
-    takes_int8: ClassVar[bool] = False
+    role: ClassVar[str] = "draft"  #: what messages call it
+    takes_int8: ClassVar[bool] = False  #: whether its weights can be kept in 8 bits
+    #: whether it is a whole model, whose tokens may be others than the target's
     stands_alone: ClassVar[bool] = False
     config: PretrainedConfig
-    draft_dtype: str | None = None
+    draft_dtype: str | None = None  #: what it is best kept in; None: in the target's dtype
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         self.target, self.given = target, given
@@ -111,3 +72,7 @@ class TargetBoundSource(ABC):
 
     def __str__(self) -> str:
         return str(self.given)
+
+
+#: Where a draft model comes from: its configuration first, weights when they are needed.
+DraftSource: TypeAlias = ModelSource | TargetBoundSource

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import transformers
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError
 from outrider.models import calibrate
@@ -261,9 +261,3 @@ def dequantize_options() -> dict[str, Any]:
     except ImportError:
         return {}
     return {"quantization_config": GgufConfig(dequantize=True)}
-
-
-def without_quantization(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without the mark that its weights were packed: they are numbers now."""
-    vars(model.config).pop("quantization_config", None)
-    return model

@@ -6,23 +6,39 @@ that derive something from the cache's length have a subclass each (alibi.py, gp
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.utils import ModelOutput, output_capturing
 
 from outrider.errors import UnsupportedModel
-from outrider.models import attention, batch_invariance, foreign_layers, linear, placement
+from outrider.models import (
+    attention,
+    batch_invariance,
+    foreign_layers,
+    linear,
+    placement,
+    weight_only,
+)
 from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
 from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, found, read, vocabulary_of
 from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.model_lock import CONFIGURATION, evaluating, mine, parts_of, sharded
+from outrider.models.unsupported import STEADY
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -94,6 +110,45 @@ def _arguments(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(names)
 
 
+def _looks_up(model: PreTrainedModel) -> bool:
+    """Whether layers look the function up that attends, and it is torch's."""
+    backend: bool = model._supports_attention_backend
+    return backend and decoder_of(model.config)._attn_implementation in ("sdpa", STEADY)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """transformers' fused attention, a row alike in all calls: few rows are padded.
+
+    Products that round what they are given (`weight_only.rounds_inputs`) make much of a last bit,
+    and torch's attention sums two or three rows in another order than one or four. Without a mask,
+    or with what it is not tried for, it is transformers' own.
+    """
+    size, heads = query.shape[-1], key.shape[1]
+    more = given.get("position_bias") is not None or given.get("softcap") is not None
+    if attention_mask is None or attention_mask.shape[1] > 1 or value.shape[-1] != size or more:
+        own: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **given
+        )
+        return own
+    attend, _ = attention.tried(attention.fused, heads, query.shape[1] // heads, size, query.dtype)
+    mask = attend.mask(attention_mask.expand(-1, -1, query.shape[2], -1))
+    scale = 1.0 if scaling is None else scaling * size**0.5
+    asked = query if math.isclose(scale, 1.0) else query * scale
+    return attend(asked, key, value, mask).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(STEADY, _attend)
+AttentionMaskInterface.register(STEADY, sdpa_mask)
+
+
 class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
@@ -143,13 +198,19 @@ class TransformersRunner:
     def _rounding(self) -> BatchInvariance:
         """Found for attention of the decoder's shape, and for linear layers that are sharded.
 
-        Others take care of themselves (`parts`). What the model does otherwise is not looked at.
+        Others take care of themselves (`parts`), and attention does (`_attend`) where products
+        round what they are given. What the model does otherwise is not looked at.
         """
-        if not batch_invariance.applies_to(self.dtype, self.device):
+        rounds = weight_only.rounds_inputs(self.model.parameters()) and _looks_up(self.model)
+        if not rounds and not batch_invariance.applies_to(self.dtype, self.device):
             return BatchInvariance()
         heads = read(self.config, "num_attention_heads", int) or batch_invariance.HEADS
         wide = read(self.config, "hidden_size", int)
         size = read(self.config, "head_dim", int) or (wide or _SIZE * heads) // heads
+        if rounds:
+            self.config._attn_implementation = STEADY
+            heads = read(self.config, "num_key_value_heads", int) or heads
+            return attention.tried(attention.fused, heads, 1, size, self.dtype)[1]
         heads //= read(self.model, "_tp_size", int) or 1  # of a sharded model: its own
         torchs = self.model.config._attn_implementation == "sdpa"
         found = batch_invariance.of_attention(

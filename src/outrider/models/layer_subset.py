@@ -21,6 +21,7 @@ from outrider.models import TreeDecoder, adapt, reads_more, unsupported
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
+from outrider.models.linear import beside
 from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.models.weight_only import like
 
@@ -31,8 +32,7 @@ def cut(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     Raises ConfigurationError if another layer holds what these need, as T5's first holds the
     position bias of all.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    small: PreTrainedModel = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    small = beside(model)
     stack = layers_of(small)
     first = {name for name, _ in stack[0].named_parameters()}
     held = sorted(first - {name for name, _ in stack[layers[0]].named_parameters()})

@@ -206,7 +206,8 @@ def quantize_int8(model: PreTrainedModel) -> PreTrainedModel:
     that can be kept so.
     """
     made = beside(model)
-    if not sum(_lay(part, int8=True) for part in _decoding(made)):
+    parts = {*made.get_decoder().modules(), made.get_output_embeddings()}
+    if not sum(_lay(part, int8=True) for part in parts):
         raise ConfigurationError(
             "8 bits are for layers of type Linear and Conv1D; got draft_dtype='int8' with a "
             f"{type(model).__name__}, which has none; leave it out"
@@ -229,10 +230,6 @@ def beside(model: PreTrainedModel) -> PreTrainedModel:
     tensors = [*model.parameters(), *model.buffers()]
     made: PreTrainedModel = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     return made
-
-
-def _decoding(model: PreTrainedModel) -> set[torch.nn.Module | None]:
-    return {*model.get_decoder().modules(), model.get_output_embeddings()}
 
 
 def _lay(part: torch.nn.Module | None, int8: bool = False) -> bool:

@@ -382,9 +382,9 @@ class ModelSource:
         logging.disable_progress_bar()
         how = {"dtype": DTYPES[dtype], **self._how}
         if self._how:
-            return gguf.without_quantization(
-                auto_classes.read_weights(self, **how, **gguf.dequantize_options()).to(device)
-            )
+            made = auto_classes.read_weights(self, **how, **gguf.dequantize_options()).to(device)
+            vars(made.config).pop("quantization_config", None)  # its weights are numbers now
+            return made
         if self.group is not None:
             return auto_classes.read_part(self, **how)
         return auto_classes.read_weights(self, **how).to(device)

@@ -1,5 +1,6 @@
 """Writing a safetensors file: whole or not at all, and readable as other new files are."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,3 +29,13 @@ def write(
     except OSError:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_folder(
+    folder: str | Path, fields: Mapping[str, object], tensors: Mapping[str, Tensor]
+) -> None:
+    """Write a checkpoint: `fields` as its config.json, and its tensors."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
+    write({name: one.contiguous() for name, one in tensors.items()}, folder / "model.safetensors")

@@ -61,7 +61,8 @@ class TokenBytes:
             self.roles = {role: number for role, number in roles.items() if number is not None}
         vocab = tokenizer.get_vocab()
         self.bytes_V: list[bytes | None] = [None] * (max(vocab.values()) + 1)
-        style = _style(tokenizer, {*self.special, *literal})
+        # as its decoder says, else by its tokens
+        style = _decoded(tokenizer) or _guessed(tokenizer, {*self.special, *literal})
         for token, number in vocab.items():
             if number not in self.special:
                 plain = literal.get(number)
@@ -174,11 +175,6 @@ def spelling_of(tokenizer: Tokenizer) -> TokenBytes:
     """A tokenizer's spelling, made once."""
     made: TokenBytes = _made(tokenizer)
     return made
-
-
-def _style(tokenizer: Tokenizer, apart: set[int]) -> Callable[[str], bytes]:
-    """How the tokens of this vocabulary spell bytes: as its decoder says, else by its tokens."""
-    return _decoded(tokenizer) or _guessed(tokenizer, apart)
 
 
 def _decoded(tokenizer: Tokenizer) -> Callable[[str], bytes] | None:

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider import arguments
 from outrider.errors import ConfigurationError, NumericalError, UnsupportedModel
 from outrider.models import placement, recurrent, seq2seq
-from outrider.models.config import decoder_of, found, pairs, read, states_width
+from outrider.models.config import decoder_of, encoder_of, found, pairs, read, states_width
 from outrider.models.weight_only import finite
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
@@ -76,7 +76,8 @@ SINCE = {
 
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 LAYERS |= {"indexed_attention", "deepseek_sparse_attention"}  # the same, by version
-ATTENTION = {"eager", "sdpa"}
+STEADY = "outrider_steady"  #: torch's, a row alike in all calls (`models.hf`)
+ATTENTION = {"eager", "sdpa", STEADY}
 
 
 #: Families whose decoder may stand alone and then attends to states that another model made.
@@ -139,7 +140,7 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
         inner = decoder_of(config)
         if seq2seq.composed(config) and inner.model_type not in seq2seq.DECODERS:
             refuse(f"nobody has tried one with a decoder of {inner.model_type!r}", advice)
-        hears = seq2seq.encoder_of_sound(config)
+        hears = encoder_of(config).model_type if kind == "speech-encoder-decoder" else None
         if hears is not None and hears not in seq2seq.HEARING:
             refuse(f"nobody has tried one with an encoder of {hears!r}", advice)
     if kind in REASONS:

@@ -189,6 +189,13 @@ _KNOWN: dict[Callable[..., object], Callable[..., object]] = {
 }
 
 
+def rounds_inputs(weights: Iterable[Tensor]) -> bool:
+    """Whether a product over one of these rounds what it is given, so that the last bit of a sum
+    decides about much more: whole numbers, and products of bfloat16 numbers."""
+    formats = {weight.record.format for weight in weights if isinstance(weight, WeightOnlyTensor)}
+    return not formats <= {"f32", "f16", *(() if isa.has_bf16_products() else ("bf16",))}
+
+
 def round_to_8_bits(layers: Iterable[nn.Module]) -> bool:
     """Whether an encoder's products over all of these round activations to 8 bits: those of q8_0
     weights do, which is how `dtype="int8"` keeps them, and bfloat16 ones where the processor has

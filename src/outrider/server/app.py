@@ -360,17 +360,23 @@ def _about(of: _Parts, known: ModelInfo) -> None:
         return Response(counts.render(), media_type=CONTENT_TYPE_LATEST)
 
 
+#: What a body is, what says so, and how curl sends it: of other routes, and of recordings'.
+_JSON = "a body is JSON, said to be so", "application/json", "-H 'content-type: application/json'"
+_FORM = "a recording comes in a form", "multipart/form-data", "-F 'file=@talk.wav'"
+
+
 def _errors(app: FastAPI) -> None:
     """Whatever goes wrong is told in one format."""
 
     @app.exception_handler(RequestValidationError)
     async def invalid(http: HttpRequest, error: RequestValidationError) -> JSONResponse:
         kind = http.headers.get("content-type", "nothing").partition(";")[0].strip()
-        if kind != "application/json" and not kind.startswith("multipart/"):
-            what = f"a body is JSON, said to be so; got content type {kind!r}; send "
-            what += "'content-type: application/json' (curl: -H 'content-type: application/json')"
+        audio = http.url.path.startswith("/v1/audio/")
+        if not kind.startswith("multipart/") and (audio or kind != "application/json"):
+            what, form, how = _FORM if audio else _JSON
+            what += f"; got content type {kind!r}; send 'content-type: {form}' (curl: {how})"
             return JSONResponse(errors.content(what, 400), 400)
-        return errors.from_validation_error(error)
+        return JSONResponse(errors.rejected(error.errors()), 400)
 
     @app.exception_handler(HTTPException)
     async def unknown(http: HttpRequest, error: HTTPException) -> JSONResponse:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from outrider.errors import (
@@ -75,11 +74,6 @@ def response(error: BaseException) -> JSONResponse:
     """An error as an answer; a full queue says when to come back."""
     status, body = to_response(error)
     return JSONResponse(body, status, {"Retry-After": "1"} if status == 429 else None)
-
-
-def from_validation_error(error: RequestValidationError) -> JSONResponse:
-    """What a body or a path lacks or has too much of, as an answer."""
-    return JSONResponse(rejected(error.errors()), 400)
 
 
 def _tried_in_vain(error: Any) -> bool:

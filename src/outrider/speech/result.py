@@ -108,17 +108,9 @@ def whole_text(segments: "tuple[Segment, ...]") -> str:
 class OpenRecording(Protocol):
     """A recording that is being transcribed."""
 
-    @property
-    def number(self) -> int:
-        """Which of the recordings it is."""
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """What has been said of it."""
-
-    @property
-    def stats(self) -> TranscriptStats:
-        """What it took so far."""
+    number: int  #: which of the recordings it is
+    segments: list[Segment]  #: what has been said of it
+    stats: TranscriptStats  #: what it took so far
 
 
 class SegmentStream(Iterator[Segment], ABC):

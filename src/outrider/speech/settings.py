@@ -175,9 +175,10 @@ class TranscribeSettings:
             arguments.several("initial_prompt", self.initial_prompt, "text", do, arguments.is_whole)
         arguments.whole("seed", self.seed, "use an integer of 64 bits", least=0)
         if self.condition_on_previous_text and self.at_pauses:
+            why = "vad" if self.vad is not None else f"batch_size={self.batch_size}"
             raise ConfigurationError(
                 "windows that are decoded side by side cannot be told what was said before them; "
-                f"got condition_on_previous_text=True with {self._why_at_pauses()}; leave one out"
+                f"got condition_on_previous_text=True with {why}; leave one out"
             )
 
     def _times(self) -> str:
@@ -226,9 +227,6 @@ class TranscribeSettings:
     def at_pauses(self) -> bool:
         """Whether recordings are cut at pauses, whatever their length."""
         return self.vad is not None or (self.batch_size or 1) > 1
-
-    def _why_at_pauses(self) -> str:
-        return "vad" if self.vad is not None else f"batch_size={self.batch_size}"
 
     @property
     def rows(self) -> int:

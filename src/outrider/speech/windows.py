@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -136,24 +136,6 @@ class DecodedWindow:
     pieces: tuple[TimedPiece, ...]  #: those that say something, times in states of the window
 
 
-class WindowSource(Protocol):
-    """The windows of one recording, and what they have said."""
-
-    @property
-    def kind(self) -> str:
-        """How they are cut."""
-
-    @property
-    def done(self) -> bool:
-        """Whether all have been heard."""
-
-    def take(self) -> AudioWindow | None:
-        """The next window that can be decoded now."""
-
-    def hear(self, window: AudioWindow, text: WindowText, inputs: Inputs) -> list[DecodedWindow]:
-        """What can be told in order, now that this window's text is there."""
-
-
 def spoken(
     hearing: WhisperModel, pieces: Sequence[TimedPiece], text: WindowText
 ) -> tuple[TimedPiece, ...]:
@@ -170,7 +152,7 @@ def spoken(
 class SequentialWindows:
     """Each window begins at the last timestamp of the one before it, and is told its text."""
 
-    kind = "sequential"
+    kind = "sequential"  #: how they are cut
 
     def __init__(
         self, hearing: WhisperModel, settings: TranscribeSettings, samples: Samples
@@ -186,6 +168,7 @@ class SequentialWindows:
 
     @property
     def done(self) -> bool:
+        """Whether all have been heard."""
         return self._seek >= self._sound.count and not self._waits
 
     def take(self) -> AudioWindow | None:
@@ -280,6 +263,10 @@ class IndependentWindows:
             now += self._ready.pop(self._next)
             self._next += 1
         return now
+
+
+#: The windows of one recording, and what they have said.
+WindowSource: TypeAlias = SequentialWindows | IndependentWindows
 
 
 def initial_prompt_ids(hearing: WhisperModel, settings: TranscribeSettings) -> list[int]:

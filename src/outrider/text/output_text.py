@@ -4,7 +4,6 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -123,17 +122,19 @@ class Stop:
     def __post_init__(self) -> None:
         budget = StopConditions(self.max_new_tokens).max_new_tokens  # refuses what is no budget
         object.__setattr__(self, "max_new_tokens", budget)
-        if isinstance(self.strings, str):
-            what, do = "a tuple of stop strings", f"write strings=({self.strings!r},)"
-        else:
-            what, do = "a tuple of stop strings", 'write strings=("\\n\\n",), or () for none'
-        strings = arguments.several("strings", self.strings, what, do, _is_text, ordered=False)
+        one = repr(self.strings) if isinstance(self.strings, str) else r'"\n\n"'
+        what, do = "a tuple of stop strings", f"write strings=({one},), or () for none"
+        strings = arguments.several(
+            "strings", self.strings, what, do, lambda text: isinstance(text, str), ordered=False
+        )
         if not all(strings):
             raise ConfigurationError(f"a stop string is empty; got strings={strings!r}; remove it")
         object.__setattr__(self, "strings", strings)
         if self.token_ids is not None:
             what, do = "a tuple of token ids", "write token_ids=(2,), or () for no stop token"
-            ids = arguments.several("token_ids", self.token_ids, what, do, _is_token, ordered=False)
+            ids = arguments.several(
+                "token_ids", self.token_ids, what, do, arguments.is_size, ordered=False
+            )
             object.__setattr__(self, "token_ids", ids)
 
 
@@ -186,14 +187,6 @@ def special_stops(tokenizer: Tokenizer | None, strings: Sequence[str]) -> tuple[
     return tuple(ids[given] for given in strings if given in ids)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_token(value: Any) -> bool:
-    return arguments.is_whole(value) and value >= 0
-
-
 # Text of tokens.
 
 _HALF = "\ufffd"  #: how characters end a text that are not complete
@@ -209,12 +202,6 @@ def _from_a_character(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
     sizes = range(_TAIL, min(_TAIL + 4, len(prompt)))
     first = (size for size in sizes if spelling.bytes_of(prompt[-size])[:1] not in _GOES_ON)
     return list(prompt[-next(first, _TAIL) :])
-
-
-def _complete(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The characters of these tokens that are complete."""
-    data = spelling_of(tokenizer).spelled(ids)
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
 def _is_utf8(data: bytes) -> bool | None:
@@ -264,7 +251,8 @@ class Detokenizer:
         #: What is known of the text of the tokens from the prefix on: it begins with one of these.
         self._known: tuple[str, ...] = (whole,)
         if whole.endswith(_HALF):  # to be completed, or as it is
-            complete = _complete(tokenizer, self.ids)
+            data = spelling_of(tokenizer).spelled(self.ids)
+            complete = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
             self._known = (whole, complete, complete.removeprefix(" "), whole.rstrip(_HALF))
         self._tail = max(map(len, stop_strings), default=0)
 
@@ -383,26 +371,17 @@ class IncrementalText:
 
     def append(self, block: StepOutput) -> TextBlock:
         """A block's words. A stop string cuts the block, which then ends the answer: "stop"."""
-        ids, reason = block.token_ids, block.finish_reason
-        text, words = "", self._words
-        if words is not None:
-            had = len(words.ids)
-            text = words.push(self._before_stop(ids, reason))
-            if words.stopped_at is not None:
-                ids, reason = ids[: words.stopped_at - had], "stop"
-            elif reason is not None:
-                text += words.finish()
-            self.text = words.text
-        self.keep(ids, block.logprobs)
-        self._worded = len(self.tokens)
+        had = len(self.tokens)
+        self.keep(block.token_ids, block.logprobs)
+        text = self.catch_up(block.finish_reason)
+        ids = self.tokens[had:]
         accepted = min(block.accepted, len(ids))
-        if ids is block.token_ids and accepted == block.accepted:
-            return TextBlock(text, block)
+        if not self.stopped:
+            told = block if accepted == block.accepted else replace(block, accepted=accepted)
+            return TextBlock(text, told)
         logs = None if block.logprobs is None else block.logprobs[: len(ids)]
-        return TextBlock(
-            text,
-            replace(block, token_ids=ids, accepted=accepted, finish_reason=reason, logprobs=logs),
-        )
+        told = replace(block, token_ids=ids, accepted=accepted, finish_reason="stop", logprobs=logs)
+        return TextBlock(text, told)
 
     @property
     def stopped(self) -> bool:
@@ -417,19 +396,25 @@ class IncrementalText:
                 self.logprobs = []
             self.logprobs.extend(logprobs[: len(ids)])
 
-    def catch_up(self, reason: str | None) -> None:
-        """Text of what was kept; all of it if there is a reason why the request is over."""
-        if self._words is None:
-            return
-        self._words.push(self._before_stop(self.tokens[self._worded :], reason))
-        self._worded = len(self.tokens)
-        if reason is not None:
-            self._words.finish()
-        self.text = self._words.text
-
-    def _before_stop(self, ids: list[int], reason: str | None) -> list[int]:
-        """What becomes text: all but the stop token that ended the row, special or not."""
-        return ids[:-1] if reason == "stop" and ids[-1:] and ids[-1] in self.stop_ids else ids
+    def catch_up(self, reason: str | None) -> str:
+        """New text of what was kept; all of it if there is a reason why the request is over. Tokens
+        behind a stop string are kept no longer."""
+        words, fresh = self._words, self.tokens[self._worded :]
+        if words is None:
+            return ""
+        if reason == "stop" and fresh and fresh[-1] in self.stop_ids:
+            fresh.pop()  # the stop token that ended the row, special or not, is no text
+        had = len(words.ids)
+        text = words.push(fresh)
+        if words.stopped_at is not None:
+            count = self._worded + words.stopped_at - had
+            del self.tokens[count:]
+            if self.logprobs is not None:
+                del self.logprobs[count:]
+        elif reason is not None:
+            text += words.finish()
+        self._worded, self.text = len(self.tokens), words.text
+        return text
 
 
 # Blocks of text as they are decoded.

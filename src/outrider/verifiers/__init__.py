@@ -179,17 +179,6 @@ def supports(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool) -> 
     return kinds <= rule.kinds and (is_chain or not rule.chain_only)
 
 
-def ignores_drafts(rule: "Verifier", greedy: bool) -> bool:
-    """Whether a text by this rule is the same whatever is drafted, so that any clock may plan it.
-
-    >>> ignores_drafts(get("match"), greedy=False), ignores_drafts(get("block"), greedy=False)
-    (True, False)
-    """
-    from outrider.types import DrawKind
-
-    return rule.exact and (greedy or DrawKind.COUPLED in rule.kinds)
-
-
 def check(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool, drafter: str) -> None:
     """Refuse a rule that cannot verify the drafts of a drafter, naming those that can."""
     if supports(rule, kinds, is_chain):

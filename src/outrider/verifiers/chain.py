@@ -81,16 +81,12 @@ def refused(chain: Chain, count_B: Tensor) -> Tensor:
     return there.gather(1, count_B[:, None])
 
 
-def guess_at(chain: Chain, count_B: Tensor) -> Tensor:
-    """[B, V]: the draft's law at the refused token (undefined where nothing was refused)."""
-    depth = chain.guess_BDV.shape[1]
-    return at(chain.guess_BDV if depth else chain.law_BNV, count_B.clamp(max=max(depth - 1, 0)))
-
-
 def left_after(chain: Chain, count_B: Tensor) -> Tensor:
     """[B, V]: norm((p - q)+) at the refused token, p where the walk came to the draft's end."""
-    here = at(chain.law_BNV, count_B)
-    rest = ops.residual(here, guess_at(chain, count_B))
+    here, depth = at(chain.law_BNV, count_B), chain.guess_BDV.shape[1]
+    # undefined where nothing was refused
+    guess = at(chain.guess_BDV if depth else chain.law_BNV, count_B.clamp(max=max(depth - 1, 0)))
+    rest = ops.residual(here, guess)
     return torch.where(refused(chain, count_B), rest, here)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,31 +23,18 @@ from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Drafter
 
 
-class CandidateSource(Protocol):
-    """Proposes texts below the running beams of rows that wait for a call."""
-
-    @property
-    def depth(self) -> int:
-        """How many tokens below a beam it goes at most."""
-
-    def ready(self) -> None:
-        """What has to be done once, before the first proposal."""
-
-    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
-        """Texts to score ahead, parents first, by row; at most `depth` tokens below a beam."""
-
-
 @dataclass(frozen=True)
 class NoCandidates:
     """The beams alone: as many calls as steps, each with all beams of a row as one tree."""
 
-    depth: int = 0
+    depth: int = 0  #: how many tokens below a beam it goes at most
 
     def ready(self) -> None:
-        """Nothing."""
+        """What has to be done once, before the first proposal: nothing."""
 
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
-        """Nothing."""
+        """Texts to score ahead, parents first, by row, at most `depth` tokens below a beam of one
+        that waits for a call: none."""
         return {}
 
 
@@ -233,6 +220,10 @@ class DraftedCandidates:
                     break
             missing += new[::-1]
         return missing
+
+
+#: Proposes texts below the running beams of rows that wait for a call.
+CandidateSource: TypeAlias = NoCandidates | OfferedCandidates | DraftedCandidates
 
 
 def _widened(state: State, rules: Rules) -> State:

@@ -25,19 +25,21 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
 from outrider.costs import Costs, Curve
 from outrider.engine.batch import Batch, begin
-from outrider.engine.draft_room import DraftRoom
 from outrider.engine.request import Request, StopConditions
 from outrider.engine.step import GraphedStep, commit, propose, score
 from outrider.models import budget
 from outrider.models.prefill import inference, skimmable, skimming
 from outrider.sampling.sampling_params import SamplingParams
-from outrider.types import PLAIN, Drafter, DraftShape, Foreseeing, LanguageModel, Verdict
+from outrider.types import PLAIN, DraftShape, Verdict
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
 
 #: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours, sixes and eights,
 #: and what a step costs jumps behind these.
@@ -68,36 +70,6 @@ Step: TypeAlias = Callable[[Batch, DraftShape], GraphedStep]
 Looks: TypeAlias = Generator[None, None, T]
 
 
-class Stepping(Protocol):
-    """What is measured: an engine."""
-
-    @property
-    def target(self) -> LanguageModel:
-        """Scores."""
-
-    @property
-    def drafter(self) -> Drafter:
-        """Drafts."""
-
-    @property
-    def foreseeing(self) -> Foreseeing | None:
-        """The drafter, if it foresees."""
-
-    @property
-    def shapes(self) -> tuple[DraftShape, ...]:
-        """All that may be asked for."""
-
-    @property
-    def room(self) -> DraftRoom:
-        """How many nodes there is memory for."""
-
-    def stepper(self) -> Step:
-        """The verbs of a step, as a run makes them."""
-
-    def slots(self, rows: int, capacity: int) -> int:
-        """What a run gives so many rows that need `capacity`: its steps have the same graphs."""
-
-
 def upto(max_num_seqs: int) -> list[int]:
     """The numbers of rows that are measured; others, up to so many, are estimated from these.
 
@@ -123,7 +95,7 @@ def whole(work: Looks[T]) -> T:
             return found
 
 
-def measured(engine: Stepping, rows: int) -> Looks[Costs]:
+def measured(engine: "Engine", rows: int) -> Looks[Costs]:
     """Milliseconds of a step of so many rows, by nodes; of one row by its context, too."""
     allowed = budget.current()
     most = max(shape.max_nodes for shape in engine.shapes)
@@ -158,7 +130,7 @@ def _long(cache: object) -> int:
     return min(CONTEXTS[-1], max(least, ENTRIES // max(each, 1)))
 
 
-def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Looks[Curve]:
+def _curve(engine: "Engine", batch: Batch, sizes: Sequence[int]) -> Looks[Curve]:
     """By nodes of a row."""
     shapes = _timed(engine.shapes, batch.rows, sizes, largest=max(sizes) > max(KEY))
     device, step = torch.device(engine.target.device), engine.stepper()
@@ -237,7 +209,7 @@ def _again(batch: Batch) -> Batch:
     return batch.take(range(batch.rows), batch.cache if skimmable(batch.cache) else None)
 
 
-def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
+def _on_cpu(engine: "Engine", step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
     """Nodes and milliseconds of a step of these rows' copy."""
     state = _again(batch)
     device = state.context.length_B.device
@@ -248,7 +220,7 @@ def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: DraftShape) -> tu
     return made.draft.tree.nodes, 1e3 * (_clock(device) - started)
 
 
-def _with_room(engine: Stepping, batch: Batch, shapes: Sequence[DraftShape]) -> Batch:
+def _with_room(engine: "Engine", batch: Batch, shapes: Sequence[DraftShape]) -> Batch:
     """These rows as steps of all the shapes find them, but of those there is no memory for."""
     if torch.device(engine.target.device).type == "cuda":
         return batch
@@ -262,7 +234,7 @@ def _with_room(engine: Stepping, batch: Batch, shapes: Sequence[DraftShape]) -> 
     return batch
 
 
-def _roomy(engine: Stepping, batch: Batch, shape: DraftShape) -> Batch:
+def _roomy(engine: "Engine", batch: Batch, shape: DraftShape) -> Batch:
     """A copy of these rows behind a step that kept nothing and went on as the text does.
 
     It makes room in the copy's caches, which a run's steps seldom do; and what copies the text
@@ -296,7 +268,7 @@ def _on_cuda(step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
     return nodes, start.elapsed_time(end) / _IN_A_ROW
 
 
-def _reading(engine: Stepping, batch: Batch) -> float:
+def _reading(engine: "Engine", batch: Batch) -> float:
     """Milliseconds for a token of every row that a draft model has not read.
 
     Reading so many takes longer than the draft behind them, or nothing is read: what copies take
@@ -350,7 +322,7 @@ def _timed(
     return [PLAIN, *sorted(some, key=lambda shape: shape.max_nodes)]
 
 
-def _made_up(engine: Stepping, rows: int, context: int) -> Batch:
+def _made_up(engine: "Engine", rows: int, context: int) -> Batch:
     """So many rows of one text that repeats itself, read once, if at all."""
     target, draws = engine.target, random.Random(0)
     period = [draws.randrange(target.vocab_size) for _ in range(_PERIOD)]

@@ -69,6 +69,7 @@ SHIPPED = Path(__file__).with_name("shipped")  #: the folder of what a wheel car
 PATIENCE, PACED = 25.0, 10.0
 _LOWEST = 19  #: of a process's priorities
 _TELLS = 2.0  #: seconds of waiting after which a line says what for
+_NOEXEC = "mounted noexec"  #: of a folder that no library can be loaded from
 _LIMIT = 900.0  #: seconds that a build may take, in the background, before it is given up
 _COMPILER = Path(__file__).with_name("build_process.py").read_text()
 _log = logging.getLogger(__name__)
@@ -236,7 +237,7 @@ class _Background:
         """Start it. Raises OSError where no process can be started."""
         self.order, self.started = order, time.monotonic()
         command = [sys.executable or "", "-I", "-S", "-c", _COMPILER]
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -244,10 +245,10 @@ class _Background:
             start_new_session=True,
         )
         atexit.register(self.stop)
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # what it printed says why
-            self._process.stdin.write(json.dumps(order.given()).encode() + b"\n")
-            self._process.stdin.flush()  # and stays open: its end would be the end of the build
+            self.process.stdin.write(json.dumps(order.given()).encode() + b"\n")
+            self.process.stdin.flush()  # and stays open: its end would be the end of the build
 
     def failed(self, patience: float, paced: float) -> str | None:
         """Why there is no library when it has ended.
@@ -262,13 +263,13 @@ class _Background:
             build = build_process.Build(self.order.given())
             if build.share() * patience < self._seconds() or not self._ends(patience):
                 raise TimeoutError
-        assert self._process.stdout is not None
-        said = self._process.stdout.read().decode(errors="replace").strip()
+        assert self.process.stdout is not None
+        said = self.process.stdout.read().decode(errors="replace").strip()
         self.stop()
         try:
             why = json.loads(said.splitlines()[-1])["failed"]
         except (ValueError, IndexError, KeyError, TypeError):
-            why = f"the process that compiles ended with {self._process.returncode}: {said[-300:]}"
+            why = f"the process that compiles ended with {self.process.returncode}: {said[-300:]}"
         return None if why is None else str(why)
 
     def _seconds(self) -> float:
@@ -278,22 +279,17 @@ class _Background:
     def _ends(self, within: float) -> bool:
         """Whether it has ended so many seconds after it began."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(within - self._seconds(), 0))
-        return self._process.returncode is not None
-
-    def give_way(self) -> None:
-        """Let it have what nobody else needs: this process goes on without it."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, self._process.pid, _LOWEST)
+            self.process.wait(max(within - self._seconds(), 0))
+        return self.process.returncode is not None
 
     def stop(self) -> None:
         """Kill what is left of it."""
         atexit.unregister(self.stop)
-        if self._process.poll() is None:
+        if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
@@ -366,7 +362,8 @@ def _made(background: _Background, patience: float, paced: float) -> Library | s
         took = time.monotonic() - background.started
         why = f"still being compiled after {took:.2g} s; the next start has them"
         _log.warning("going on without compiled kernels: %s", why)
-        background.give_way()
+        with contextlib.suppress(OSError):  # it has what nobody else needs
+            os.setpriority(os.PRIO_PGRP, background.process.pid, _LOWEST)
         _state.late = True
         return why
     if failed is not None:
@@ -408,15 +405,13 @@ def _look() -> Library | _Order | str:
 def _kept(name: str, order: _Order) -> Library | _Order | str:
     """The library of this name in a folder of ours, or where and whether to make it."""
     usual = calibrate.cache_dir() / "kernels"
-    writable, unfit = _writable(usual), "read-only"
-    if _noexec(usual):
-        unfit = "mounted noexec"
-    else:
+    unfit = _unfit(usual)
+    if unfit != _NOEXEC:
         found = _in(usual, name, order)
-        if not isinstance(found, _Order) or writable:
+        if not isinstance(found, _Order) or unfit is None:
             return found
     other = calibrate.homeless() / "kernels"
-    if not _writable(other) or _noexec(other):
+    if _unfit(other) is not None:
         return (
             f"no folder to keep a library in: neither {str(usual)!r} ({unfit}) nor {str(other)!r} "
             "can be written to and run from; set XDG_CACHE_HOME to one that can"
@@ -437,20 +432,14 @@ def _in(folder: Path, name: str, order: _Order) -> Library | _Order | str:
     return here if failed is None else f"{failed} (not tried again for a day)"
 
 
-def _writable(folder: Path) -> bool:
-    try:
+def _unfit(folder: Path) -> str | None:
+    """Why no library is made and loaded there; None: it is."""
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
-def _noexec(folder: Path) -> bool:
-    """Whether no library can be loaded from it."""
-    try:
-        return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return _NOEXEC
+    return None if os.access(folder, os.W_OK | os.X_OK) else "read-only"
 
 
 def _digest(about: object) -> str:

@@ -14,7 +14,6 @@ The output layer is the target's. One call drafts nothing but the products of th
                        guesses, if not all
 """
 
-import json
 from pathlib import Path
 
 import torch
@@ -25,11 +24,12 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.errors import ConfigurationError
 from outrider.models import tensor_file, unsupported
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, folder_fields, vocabulary_of
 from outrider.models.draft_source import TargetBoundSource
+from outrider.models.heads import formats
 from outrider.models.heads.autoregressive_head import HeadCache
 from outrider.models.heads.model import HeadModel, read_states, write_states
 from outrider.models.sources import ModelSource
@@ -119,14 +119,10 @@ def save(heads: Blockwise, folder: str | Path, vocab_size: int) -> None:
 
     >>> save(heads, "heads", 49152)                                     # doctest: +SKIP
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     values = (heads.count, heads.wide, heads.inner, vocab_size)
-    fields = dict(zip(_FIELDS, values, strict=True))
-    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
     ids = {} if heads.ids_K is None else {"ids": heads.ids_K}
-    tensors = {name: tensor.contiguous() for name, tensor in heads.state_dict().items()}
-    tensor_file.write(tensors | ids, folder / "model.safetensors")
+    fields = dict(zip(_FIELDS, values, strict=True))
+    tensor_file.write_folder(folder, fields, heads.state_dict() | ids)
 
 
 class BlockwiseSource(TargetBoundSource):
@@ -146,25 +142,14 @@ class BlockwiseSource(TargetBoundSource):
         self.config: PretrainedConfig = target.config
         fields = folder_fields(given)
         do = "give what outrider.models.heads.blockwise.save has written"
-        unknown = sorted(set(fields) - {*_FIELDS})
-        if unknown:
-            raise ConfigurationError(
-                f"the heads {self} cannot be used; got {unknown[0]}={fields[unknown[0]]!r}, which "
-                f"is not computed here; {do}"
-            )
+        formats.refuse(self.given, fields, {*_FIELDS})
         sizes = [arguments.whole(name, fields.get(name), do, least=1) for name in _FIELDS]
         self._count, self._wide, self._inner, known = sizes
         wide, vocab = int(decoder_of(target.config).hidden_size), vocabulary_of(target.config)
-        if known != vocab:
-            raise VocabularyMismatch(
-                f"the heads {self} were made for a vocabulary of {known} tokens; got {target} with "
-                f"{vocab}; use them with the target that they were made for"
-            )
+        formats.same_vocabulary(str(self), known, target, vocab)
         if self._wide != wide:
-            raise ConfigurationError(
-                f"the heads {self} read states of width {self._wide}; got {target}, of width "
-                f"{wide}; use them with the target that they were made for"
-            )
+            given = f"states of width {self._wide}, for a target of width {wide}"
+            raise formats.bad_head(self.given, given, "use it with the target that it was made for")
 
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False

@@ -294,6 +294,7 @@ class DFlashSource(TargetBoundSource):
     kind = "dflash"  #: as the speculators layout calls it
     projector = "dflash"  #: what makes scores of a block's states, by its name there
     fields: frozenset[str] = frozenset()  #: of its config.json, beside a DFlash head's
+    runner: type[MaskedBlockHead] = MaskedBlockHead  #: what drafts with it
 
     @classmethod
     def reads(cls, given: object) -> bool:
@@ -369,7 +370,3 @@ class DFlashSource(TargetBoundSource):
     def module(self, **lent: Tensor | None) -> DFlash:
         """The module, without its weights."""
         return DFlash(self._asked, **lent)
-
-    def runner(self, head: DFlash) -> MaskedBlockHead:
-        """What drafts with it."""
-        return MaskedBlockHead(head)

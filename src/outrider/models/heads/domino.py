@@ -100,7 +100,7 @@ class DominoSource(DFlashSource):
     VocabularyMismatch for tokens that the target does not know.
     """
 
-    projector = "domino"
+    projector, runner = "domino", DominoHead
     fields = frozenset({"shift_label"})
 
     @classmethod
@@ -133,7 +133,3 @@ class DominoSource(DFlashSource):
 
     def module(self, **lent: Tensor | None) -> DFlash:
         return Domino(self._asked, self._sizes, self._pure, **lent)
-
-    def runner(self, head: DFlash) -> MaskedBlockHead:
-        assert isinstance(head, Domino)
-        return DominoHead(head)

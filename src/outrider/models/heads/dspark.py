@@ -130,7 +130,7 @@ class DSparkSource(DFlashSource):
     VocabularyMismatch for tokens that the target does not know.
     """
 
-    kind = "dspark"
+    kind, runner = "dspark", DSparkHead
     fields = frozenset(
         """
         ce_loss_alpha confidence_head_alpha confidence_head_with_markov enable_confidence_head
@@ -147,10 +147,6 @@ class DSparkSource(DFlashSource):
 
     def module(self, **lent: Tensor | None) -> DFlash:
         return DSpark(self._asked, self._markov, self._rank, self._anchored, **lent)
-
-    def runner(self, head: DFlash) -> MaskedBlockHead:
-        assert isinstance(head, DSpark)
-        return DSparkHead(head)
 
 
 def _sequential(folder: Path, fields: Mapping[str, object]) -> tuple[str | None, int]:

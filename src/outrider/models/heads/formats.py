@@ -9,7 +9,7 @@ A flag that nothing here computes is refused by its name: a head that runs witho
 worse tokens, and nobody knows why.
 """
 
-import json
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -108,7 +108,8 @@ def read(
         raise bad_head(
             folder, f"draft_dtype={kept!r}, which is not 'int8'", "leave draft_dtype out"
         )
-    return Checkpoint(_with_width(config, wide), weights, sure, kept)
+    other = None if wide == config.layer.hidden_size else wide
+    return Checkpoint(dataclasses.replace(config, target_width=other), weights, sure, kept)
 
 
 def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
@@ -116,8 +117,7 @@ def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
 
     >>> save(head, "head", "HuggingFaceTB/SmolLM2-135M-Instruct")       # doctest: +SKIP
     """
-    folder, config = Path(folder), head.config
-    folder.mkdir(parents=True, exist_ok=True)
+    config = head.config
     fields = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -131,9 +131,7 @@ def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
             "verifier": {"name_or_path": verifier, "architectures": []},
         },
     }
-    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
-    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
-    tensor_file.write(tensors, folder / "model.safetensors")
+    tensor_file.write_folder(folder, fields, head.state_dict())
 
 
 def _speculators(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eagle3Config, bool]:
@@ -219,11 +217,6 @@ def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int
     return ids
 
 
-def _with_width(config: Eagle3Config, wide: int) -> Eagle3Config:
-    own = wide != config.layer.hidden_size
-    return Eagle3Config(**{**vars(config), "target_width": wide if own else None})
-
-
 def refuse(folder: Path, fields: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
     """Refuse fields that ask for something and are not known."""
     for name, value in fields.items():
@@ -264,12 +257,13 @@ def _dropped(name: str) -> bool:
     return left or name.endswith("rotary_emb.inv_freq")
 
 
-def fill(head: DraftHead, weights: Mapping[str, Tensor], name: str) -> None:
-    """Give a head its weights, or raise ConfigurationError: they are not those of its config.json.
+def settle(
+    head: DraftHead, weights: Mapping[str, Tensor], name: str, dtype: str, device: torch.device
+) -> None:
+    """Give a head its weights, and put it where it runs beside a target of this dtype.
 
-    Raises NumericalError for weights that are no numbers.
-
-    Which tokens it knows is said already: some checkpoints have no t2d.
+    Which tokens it knows is said already: some checkpoints have no t2d. Raises ConfigurationError
+    for weights that are not those of its config.json, NumericalError for what is no number.
     """
     unsupported.check_numbers(weights, f"the head {name}")
     told = {} if head.ids_K is None else {"d2t": head.d2t, "t2d": head.get_buffer("t2d")}
@@ -281,6 +275,7 @@ def fill(head: DraftHead, weights: Mapping[str, Tensor], name: str) -> None:
             f"the weights of the head {name} are not those that its config.json asks for; got "
             f"{said}; give a whole checkpoint of one layout"
         ) from error
+    head.to(device, states_dtype(dtype, device)).eval().requires_grad_(False)
 
 
 def lent(
@@ -295,14 +290,6 @@ def lent(
         output = model.get_output_embeddings().weight.detach()
         output = output if ids_K is None else output[ids_K.to(output.device)]
     return {"embedding_VE": embedding, "output_KE": output}
-
-
-def settle(
-    head: DraftHead, weights: Mapping[str, Tensor], name: str, dtype: str, device: torch.device
-) -> None:
-    """Fill a head, and put it where it runs beside a target of this dtype: see `fill`."""
-    fill(head, weights, name)
-    head.to(device, states_dtype(dtype, device)).eval().requires_grad_(False)
 
 
 def same_vocabulary(name: str, own: int, target: ModelSource, known: int) -> None:

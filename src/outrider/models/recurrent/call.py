@@ -1,8 +1,9 @@
 """One call over layers with states: which state each node starts from, and what lies before it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +13,6 @@ from outrider.models.config import read
 from outrider.models.cpu_kernels.mixers import Windows, convolve
 from outrider.tree import numbers
 from outrider.types import Nodes
-
-if TYPE_CHECKING:
-    from outrider.models.recurrent.states import Recurrence
 
 PIECE = 64  #: tokens of a text that are taken at once; pieces end at multiples of it
 
@@ -352,30 +350,60 @@ class NodeStates:
         return base if state is None else state
 
 
-class StateAdvance(Protocol):
-    """How a rule takes entries of its log."""
+class Recurrence(ABC):
+    """A rule by which tokens update a state. Tables are [B, Q, ...], one line for each node."""
 
+    @abstractmethod
+    def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Of a row's state, and of one node's entries in the log."""
+
+    def begin(self, state: Tensor) -> None:
+        """Fill new states with what an empty text has: zeros, by default."""
+        state.zero_()
+
+    def takes_due(self, state: Tensor) -> bool:
+        """Whether `over_nodes` first applies what is due, and writes the nodes' entries itself."""
+        return False
+
+    @abstractmethod
+    def over_nodes(self, nodes: NodeStates, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs of a call's nodes and their entries, each from its parent's state.
+
+        No entries where it has written them: where something is due, be it nothing.
+        """
+
+    @abstractmethod
+    def over_text(
+        self, state: Tensor, ancestors_BQQ: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same of a piece of text that stands behind `state`, all at once."""
+
+    @abstractmethod
+    def settle(
+        self, state: Tensor, on_BQ: Tensor, entries: tuple[Tensor, ...], *inputs: Tensor
+    ) -> Tensor:
+        """The state behind those tokens of a piece that are `on`."""
+
+    @abstractmethod
     def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
         """The state behind one node with these entries, written to `into`: it may be `state`."""
 
+    @abstractmethod
     def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
         """Entries that leave the states of other rows as they are, bit for bit."""
 
-
-def apply_each(
-    recurrence: StateAdvance, state: Tensor, log: Sequence[Tensor], first_B: Tensor, count_B: Tensor
-) -> None:
-    """Advance rows' states in place by so many entries of their logs each, one after the other.
-
-    A row's first entry is the one in slot `first_B`; tables are [B, R, ...].
-    """
-    rows = torch.arange(len(state), device=state.device)
-    for step in range(int(count_B.max())):
-        on_B = count_B > step
-        entries = [ring[rows, (first_B + step) % ring.shape[1]] for ring in log]
-        if not bool(on_B.all()):
-            entries = recurrence.idle(entries, on_B)
-        recurrence.advance(state, entries, state)
+    def apply(
+        self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
+    ) -> None:
+        """Advance rows' states in place by so many entries of their logs [B, R, ...] each, one
+        after the other, from the one in slot `first_B` on."""
+        rows = torch.arange(len(state), device=state.device)
+        for step in range(int(count_B.max())):
+            on_B = count_B > step
+            entries = [ring[rows, (first_B + step) % ring.shape[1]] for ring in log]
+            if not bool(on_B.all()):
+                entries = self.idle(entries, on_B)
+            self.advance(state, entries, state)
 
 
 def _filled(x_BQ: Tensor) -> Tensor:

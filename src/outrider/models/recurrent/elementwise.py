@@ -4,53 +4,28 @@ There is no chunked form that would save anything: each token's state is made an
 read token by token as trees are, by the same operations.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from outrider.models.recurrent.call import NodeStates, apply_each
+from outrider.models.recurrent.call import NodeStates, Recurrence
 
 
-class ElementwiseState(ABC):
+class ElementwiseState(Recurrence):
     """A `Recurrence` said by its update: what is logged, how it is applied, what is read.
 
     Tables are [B, Q, ...] for nodes, and [B, ...] for one of them.
     """
 
     @abstractmethod
-    def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
-
-    @abstractmethod
     def entries(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What is logged of the nodes with these inputs."""
 
     @abstractmethod
-    def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """The state behind one node with these entries, written to `into`: it may be `state`."""
-
-    @abstractmethod
-    def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
-        """Entries that leave the states of other rows as they are, bit for bit."""
-
-    @abstractmethod
     def output(self, before: Tensor, behind: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         """What is read at one node, of the states before it and behind it."""
-
-    def apply(
-        self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
-    ) -> None:
-        apply_each(self, state, log, first_B, count_B)
-
-    def takes_due(self, state: Tensor) -> bool:
-        """No: it is settled ahead of the call."""
-        return False
-
-    def begin(self, state: Tensor) -> None:
-        """Fill a new layer's zeroed states with what an empty text has."""
-        state.zero_()
 
     def over_nodes(self, nodes: NodeStates, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Node by node, each from its parent's state."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.recurrent.call import NodeStates
-from outrider.models.recurrent.hooks import Function, StateHandle
+from outrider.models.recurrent.hooks import Function, StateHandle, wrap_handed
 from outrider.models.recurrent.outer_product import (
     OuterProductState,
     along_paths,
@@ -100,29 +100,23 @@ def _by_channel(
 _RULE = GatedDeltaRule()
 
 
-def wrap(theirs: Function) -> Function:
-    """A rule of transformers', chunked or for one token, that takes a handle for its state."""
-
-    def gated_delta_rule(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        initial_state: Tensor | StateHandle | None = None,
-        use_qk_l2norm_in_kernel: bool = False,
-        **more: object,
-    ) -> tuple[Tensor, object]:
-        if not isinstance(initial_state, StateHandle):
-            more["use_qk_l2norm_in_kernel"] = use_qk_l2norm_in_kernel
-            return theirs(query, key, value, g=g, beta=beta, initial_state=initial_state, **more)  # type: ignore[no-any-return]
-        q, k, v, share, log = (x.float() for x in (query, key, value, beta, g))
-        if use_qk_l2norm_in_kernel:
-            q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPSILON) for x in (q, k))
-        out = initial_state.recur(_RULE, q * q.shape[-1] ** -0.5, k, v, share, log)
-        return out.to(query.dtype), initial_state
-
-    return gated_delta_rule
+def _gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: StateHandle,
+    use_qk_l2norm_in_kernel: bool = False,
+    **more: object,
+) -> tuple[Tensor, object]:
+    """A rule of transformers', chunked or for one token, with a handle for its state."""
+    q, k, v, share, log = (x.float() for x in (query, key, value, beta, g))
+    if use_qk_l2norm_in_kernel:
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPSILON) for x in (q, k))
+    out = initial_state.recur(_RULE, q * q.shape[-1] ** -0.5, k, v, share, log)
+    return out.to(query.dtype), initial_state
 
 
 WRAPPERS: Mapping[str, Function] = dict.fromkeys(
@@ -132,5 +126,5 @@ WRAPPERS: Mapping[str, Function] = dict.fromkeys(
         "chunk_kimi_delta_attention",
         "recurrent_kimi_delta_attention",
     ),
-    wrap,
+    wrap_handed(_gated_delta_rule, "initial_state"),
 )

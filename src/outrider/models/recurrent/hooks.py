@@ -5,12 +5,12 @@ for a handle and calls transformers' own where there is none: the user's own cal
 `plain`, are what they were.
 """
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock, local
-from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from outrider.models.config import read
 from outrider.models.recurrent import MIXERS
-from outrider.models.recurrent.states import Recurrence, RecurrentStates
+from outrider.models.recurrent.call import Recurrence
+from outrider.models.recurrent.states import RecurrentStates
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -110,15 +111,33 @@ def handle_of(cache: object, mixer: Any) -> StateHandle | None:
     return StateHandle(states, numbers[mixer.layer_idx])
 
 
-def wrap_update(theirs: Function, ours: Function) -> Function:
-    """A function of transformers' for one token that has `ours` called where it is given a handle.
+def wrap_handed(ours: Function, name: str, place: int | None = None) -> Function:
+    """A wrapper of functions of transformers' that has `ours` called with all that was given where
+    the argument of this name, or at this place, is what a cache of ours hands on."""
+
+    def wrapper(theirs: Function) -> Function:
+        @functools.wraps(theirs)
+        def run(*given: Any, **named: Any) -> Any:
+            by_place = given[place : place + 1] if place is not None else ()
+            handed = by_place[0] if by_place else named.get(name)
+            if isinstance(handed, (StateHandle, ConvolutionInputs)):
+                return ours(*given, **named)
+            return theirs(*given, **named)
+
+        return run
+
+    return wrapper
+
+
+def wrap_update(ours: Function) -> Function:
+    """A wrapper of transformers' for one token that has `ours` called where it is given a handle.
 
     `ours` takes the same, the state's handle first, with tables [B, 1, ...] of the token's own, and
     returns outputs [B, 1, ...]: one token goes the way of several.
     """
 
     def state_update(
-        state: Tensor | StateHandle,
+        state: StateHandle,
         hidden_states: Tensor,
         dt: Tensor,
         A: Tensor,
@@ -130,28 +149,21 @@ def wrap_update(theirs: Function, ours: Function) -> Function:
         z: Tensor | None = None,
         **more: object,
     ) -> object:
-        named = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "z": z}
-        if not isinstance(state, StateHandle):
-            return theirs(state, hidden_states, dt, A, B, C, D, **named, **more)
         gate = None if z is None else z[:, None]
         tables = (t[:, None] for t in (hidden_states, dt, B, C))
         out: Tensor = ours(state, *tables, A, D, dt_bias, dt_softplus, gate)
         return out[:, 0].to(hidden_states.dtype)
 
-    return state_update
-
-
-def modelling_files(model: torch.nn.Module) -> list[ModuleType]:
-    """The files of transformers that the model's parts are written in."""
-    names = {type(part).__module__ for part in model.modules()}
-    return [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]
+    return wrap_handed(state_update, "state", 0)
 
 
 def install(model: torch.nn.Module) -> frozenset[str]:
     """Let the functions of the model's files know handles; the names of those that are there."""
     found: set[str] = set()
+    homes = {type(part).__module__ for part in model.modules()}
     with _LOCK:
-        for file in modelling_files(model):
+        for home in sorted(home for home in homes if home.startswith("transformers.models.")):
+            file = sys.modules[home]
             names = [name for name in MIXERS if callable(vars(file).get(name))]
             found |= set(names)
             done: set[str] = vars(file).setdefault(_DONE, set())

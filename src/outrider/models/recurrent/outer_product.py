@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from outrider.models.cpu_kernels import outer_product as compiled
-from outrider.models.recurrent.call import NodeStates, apply_each
+from outrider.models.recurrent.call import NodeStates, Recurrence
 
 
-class OuterProductState:
+class OuterProductState(Recurrence):
     """How a state is advanced by its log.
 
     `fused`: its pass over nodes is `compiled_nodes`, where there is a kernel.
@@ -50,10 +50,7 @@ class OuterProductState:
             decay, key, delta = log
             compiled.advance(state, state, (decay, key, delta), first_B, count_B)
         else:
-            apply_each(self, state, log, first_B, count_B)
-
-    def begin(self, state: Tensor) -> None:
-        """Nothing: an empty text's state is zero."""
+            super().apply(state, log, first_B, count_B)
 
     def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
         """Entries that leave the states of other rows as they are: times one, plus zero."""

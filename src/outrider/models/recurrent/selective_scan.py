@@ -7,7 +7,9 @@ several tokens has no argument for a state to start from: the handle is the one 
 the cache for last.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,41 +76,34 @@ def _steps(dt: Tensor, bias: Tensor | None, plus: bool) -> Tensor:
 def wrap_scan(theirs: Function) -> Function:
     """`mamba_selective_scan` that goes on from the handle that this thread's mixer asked for."""
 
-    def mamba_selective_scan(
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        delta_bias: Tensor | None = None,
-        delta_softplus: bool = False,
-        return_last_state: bool = False,
-        **more: object,
-    ) -> object:
+    @functools.wraps(theirs)
+    def mamba_selective_scan(*given: Any, **named: Any) -> object:
         handle = asked()
-        if handle is None:
-            return theirs(
-                hidden_states,
-                dt,
-                A,
-                B,
-                C,
-                D=D,
-                z=z,
-                delta_bias=delta_bias,
-                delta_softplus=delta_softplus,
-                return_last_state=return_last_state,
-                **more,
-            )
-        dt = _steps(dt.mT, delta_bias, delta_softplus)
-        out = _over(handle, hidden_states.mT, dt, A, B.mT, C.mT, D, None if z is None else z.mT).mT
-        if not return_last_state:
-            return out
-        return out, out.new_empty(out.shape[0], 0)  # of several heads they are stacked, and ignored
+        run = theirs if handle is None else functools.partial(_scan, handle)
+        return run(*given, **named)
 
     return mamba_selective_scan
+
+
+def _scan(
+    handle: StateHandle,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **more: object,
+) -> object:
+    dt = _steps(dt.mT, delta_bias, delta_softplus)
+    out = _over(handle, hidden_states.mT, dt, A, B.mT, C.mT, D, None if z is None else z.mT).mT
+    if not return_last_state:
+        return out
+    return out, out.new_empty(out.shape[0], 0)  # of several heads they are stacked, and ignored
 
 
 def _one_token(
@@ -128,5 +123,5 @@ def _one_token(
 
 WRAPPERS: Mapping[str, Function] = {
     "mamba_selective_scan": wrap_scan,
-    "mamba_selective_state_update": lambda theirs: wrap_update(theirs, _one_token),
+    "mamba_selective_state_update": wrap_update(_one_token),
 }

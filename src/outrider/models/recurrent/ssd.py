@@ -3,10 +3,13 @@
     S <- exp(dt A) S + B (dt x)';    out = C S + D x
 
 Mamba-2 itself, Falcon-H1, Granite 4, Bamba, Nemotron-H and Zamba2. B and C are shared by groups of
-heads.
+heads. Lightning attention (Qin et al. 2024) is the same with a decay of its own for each head, and
+queries, keys and values in the places of C, B and dt x: MiniMax, whose mixer's forward is replaced,
+as transformers' cache of its state is a class of its own.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +17,13 @@ from torch.nn.functional import silu, softplus
 
 from outrider.models.cpu_kernels.outer_product import Steps
 from outrider.models.recurrent.call import NodeStates
-from outrider.models.recurrent.hooks import Function, StateHandle, wrap_update
+from outrider.models.recurrent.hooks import (
+    Function,
+    StateHandle,
+    handle_of,
+    wrap_handed,
+    wrap_update,
+)
 from outrider.models.recurrent.outer_product import (
     OuterProductState,
     along_paths,
@@ -22,8 +31,7 @@ from outrider.models.recurrent.outer_product import (
     compiled_scan,
     per_head,
 )
-
-_UNLIMITED = (0.0, float("inf"))
+from outrider.models.recurrent.states import UNLIMITED
 
 
 class StateSpaceDuality(OuterProductState):
@@ -116,43 +124,25 @@ class MixerScan(OuterProductState):
         return out if skip_H is None else out + x.float() * skip_H.float()[:, None]
 
 
-def wrap_chunked(theirs: Function) -> Function:
-    """`mamba2_chunk_scan` that takes a handle for its state."""
-
-    def mamba2_chunk_scan(
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        chunk_size: int,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        initial_states: Tensor | StateHandle | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = _UNLIMITED,
-        **more: object,
-    ) -> object:
-        if not isinstance(initial_states, StateHandle):
-            return theirs(
-                hidden_states,
-                dt,
-                A,
-                B,
-                C,
-                chunk_size,
-                D=D,
-                dt_bias=dt_bias,
-                initial_states=initial_states,
-                dt_softplus=dt_softplus,
-                dt_limit=dt_limit,
-                **more,
-            )
-        rule = MixerScan(Steps(A, D, dt_bias, dt_softplus, dt_limit))
-        out = initial_states.recur(rule, hidden_states, dt, B, C)
-        return out.contiguous(), initial_states  # callers view it
-
-    return mamba2_chunk_scan
+def _chunk_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    *,
+    initial_states: StateHandle,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = UNLIMITED,
+    **more: object,
+) -> object:
+    """`mamba2_chunk_scan` with a handle for its state."""
+    rule = MixerScan(Steps(A, D, dt_bias, dt_softplus, dt_limit))
+    out = initial_states.recur(rule, hidden_states, dt, B, C)
+    return out.contiguous(), initial_states  # callers view it
 
 
 def _one_token(
@@ -175,7 +165,41 @@ def _one_token(
     return out if gate is None else out * silu(gate.float())
 
 
+def wrap_attention(theirs: Function) -> Function:
+    """`MiniMaxLightningAttention.forward` over a call's nodes, if it is given a cache of ours."""
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: object = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: object = None,
+        **more: object,
+    ) -> object:
+        handle = handle_of(past_key_values, self)
+        if handle is None:
+            return theirs(
+                self,
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                **more,
+            )
+        heads = self.num_attention_heads
+        mixed = self.act_fn(self.qkv_proj(hidden_states))
+        mixed = mixed.view(*mixed.shape[:2], heads, -1)
+        q, k, v = mixed.float().chunk(3, -1)
+        log = (-self.slope_rate.float()).view(1, 1, heads).expand(*mixed.shape[:2], heads)
+        out = handle.recur(_RULE, q, k, v, log).to(hidden_states.dtype)
+        gate = torch.sigmoid(self.output_gate(hidden_states))
+        return self.out_proj(gate * self.norm(out.flatten(-2))), None
+
+    return forward
+
+
 WRAPPERS: Mapping[str, Function] = {
-    "mamba2_chunk_scan": wrap_chunked,
-    "mamba2_selective_state_update": lambda theirs: wrap_update(theirs, _one_token),
+    "MiniMaxLightningAttention": wrap_attention,
+    "mamba2_chunk_scan": wrap_handed(_chunk_scan, "initial_states"),
+    "mamba2_selective_state_update": wrap_update(_one_token),
 }

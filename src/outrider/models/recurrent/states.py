@@ -10,58 +10,18 @@ states, so that a state has the same bits whether its text was drafted or not.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.models.recurrent.call import NodeStates, StateCall
+from outrider.models.recurrent.call import NodeStates, Recurrence, StateCall
 from outrider.types import Nodes
 
 RING = 32  #: slots of a log to begin with; doubled for larger trees
 UNLIMITED = (0.0, float("inf"))
 BEHIND = 8  #: slots ahead of the state whose convolution inputs are still read, at least
-
-
-class Recurrence(Protocol):
-    """A rule by which tokens update a state. Tables are [B, Q, ...], one line for each node."""
-
-    def shapes(self, *inputs: Tensor) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Of a row's state, and of one node's entries in the log."""
-
-    def begin(self, state: Tensor) -> None:
-        """Fill zeroed states with what an empty text has."""
-
-    def takes_due(self, state: Tensor) -> bool:
-        """Whether `over_nodes` first applies what is due, and writes the nodes' entries itself."""
-
-    def over_nodes(self, nodes: NodeStates, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Outputs of a call's nodes and their entries, each from its parent's state.
-
-        No entries where it has written them: where something is due, be it nothing.
-        """
-
-    def over_text(
-        self, state: Tensor, ancestors_BQQ: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same of a piece of text that stands behind `state`, all at once."""
-
-    def settle(
-        self, state: Tensor, on_BQ: Tensor, entries: tuple[Tensor, ...], *inputs: Tensor
-    ) -> Tensor:
-        """The state behind those tokens of a piece that are `on`."""
-
-    def advance(self, state: Tensor, entries: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """The state behind one node with these entries, written to `into`: it may be `state`."""
-
-    def apply(
-        self, state: Tensor, log: tuple[Tensor, ...], first_B: Tensor, count_B: Tensor
-    ) -> None:
-        """Advance rows' states in place by so many entries [B, R, ...] each, from `first_B` on."""
-
-    def idle(self, entries: Sequence[Tensor], on_B: Tensor) -> list[Tensor]:
-        """Entries that leave the states of other rows as they are, bit for bit."""
 
 
 @dataclass
@@ -191,7 +151,8 @@ class RecurrentStates:
         into, of = to % self.ring, source % self.ring
         row = torch.arange(self.rows, device=to.device)[:, None] * self.ring
         lines, source = (into + row).flatten(), (of + row).flatten()
-        for table in self._rings():  # by whole entries, as `StateCall.note` says
+        logs = (ring for log in self.logs.values() for ring in log.entries)
+        for table in (*self.inputs.values(), *logs):  # by whole entries, as `StateCall.note` says
             flat = table.view(-1, *table.shape[2:])
             flat.index_copy_(0, lines, flat.index_select(0, source))
         self._parent_BR.view(-1).index_copy_(0, lines, (to - 1).flatten())
@@ -295,10 +256,6 @@ class RecurrentStates:
                 entries = tuple(ring[: self.rows] for ring in log.entries)
                 log.recurrence.apply(log.state[: self.rows], entries, *due)
                 del self._due[each]
-
-    def _rings(self) -> list[Tensor]:
-        """All tables that are addressed by slot but the parents'."""
-        return [*self.inputs.values(), *(t for log in self.logs.values() for t in log.entries)]
 
     def _tables(self) -> dict[tuple[object, ...], Tensor]:
         """All tables by name, [max_rows, ...] each."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import lazy
-from outrider.models.config import decoder_of, encoder_of, pairs, read
+from outrider.models.config import decoder_of, pairs, read
 
 if TYPE_CHECKING:
     from outrider.models.seq2seq.runner import Seq2SeqRunner
@@ -81,13 +81,6 @@ def moment(config: PretrainedConfig) -> int:
     (8, 0)
     """
     return read(config, TIMED.get(config.model_type, ""), int) or 0
-
-
-def encoder_of_sound(config: PretrainedConfig) -> str | None:
-    """The type of the encoder of a composite that hears; None for others."""
-    if config.model_type != "speech-encoder-decoder":
-        return None
-    return str(encoder_of(config).model_type)
 
 
 def runner_of(model: PreTrainedModel) -> "type[Seq2SeqRunner]":
