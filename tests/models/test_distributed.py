@@ -86,6 +86,17 @@ def test_a_rank_that_does_not_follow_is_seen_in_the_texts(tiny):
     assert told["texts"] != whole["texts"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parts_of_weights_in_half_precision_are_not_packed(tiny, dtype):
+    """Kernels would read a part by the address of the whole, which is none: both processes died."""
+    pytest.importorskip("accelerate", reason=NO_ACCELERATE)
+    load = {name: tiny[name] for name in ("target", "planner")}
+    load |= {"drafter": "prompt_lookup", "dtype": dtype}
+    told, codes = sharding.forked({"load": cut(load), "prompts": PROMPTS[:2], "tokens": 8})
+    assert codes == [0, 0]
+    assert [len(text) for text in told["texts"]] == [8, 8]
+
+
 def test_what_rank_0_refuses_ends_all(tiny):
     """An error of rank 0 is told there, and the others go home."""
     pytest.importorskip("accelerate", reason=NO_ACCELERATE)

@@ -310,8 +310,9 @@ class ModelSource:
     def keeps(self, dtype: str, device: torch.device) -> bool:
         """Whether weights of this type are packed, beside states in float32 (`weight_only`).
 
-        Not those that another library has quantised: its layers compute as it wants. Raises
-        ConfigurationError where they would have to be quantised once more.
+        Not those that another library has quantised, whose layers compute as it wants, nor the
+        part of a weight that one of several processes has. Raises ConfigurationError where they
+        would have to be quantised once more.
         """
         foreign = self.quantised_by is not None
         if foreign and dtype in weight_only.QUANTISED:
@@ -325,7 +326,8 @@ class ModelSource:
                 f"weights that a device_map has fetched for each call stay as they are; got {self} "
                 f"with dtype={dtype!r}; leave dtype out, or load it without device_map"
             )
-        return not foreign and not fetched and weight_only.applies_to(dtype, device)
+        whole = self.shards == 1 and not foreign and not fetched
+        return whole and weight_only.applies_to(dtype, device)
 
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model with weights of this type, as it runs (`weight_only`)."""
@@ -353,7 +355,7 @@ class ModelSource:
             model = self._read(numbers, device)
         else:
             model = linear.beside(self._as_given(self.given, dtype))
-        read = isinstance(self.given, (str, Path)) and self.adapter is None and self.group is None
+        read = isinstance(self.given, (str, Path)) and self.adapter is None
         weight_only.keep(model, dtype, f"the {self.role} model {self}", read)
         return model
 
