@@ -214,8 +214,8 @@ def test_steps_without_a_draft_that_are_read_at_once_tell_the_same():
     most = recall.Most(8, 8, chain=False)
     for at in range(60):
         token, likely = draws.randrange(6), draws.sample(range(6), 3)
-        late.follows([token], likely)
-        soon.follows([token], likely)
+        for each in (late, soon):
+            each.follows(1, torch.tensor([9, token]), [[[]], [likely]].__getitem__)
         soon.settle()
         assert len(late.unread) < recall.UNREAD
         if at % 5 == 4:
