@@ -30,6 +30,9 @@ EVERY := 'not slow and not gpu'
 NUMERIC := tests/models tests/ops tests/exactness tests/engine/test_half_precision.py \
 	tests/engine/test_ends.py tests/engine/test_equality.py tests/speech tests/test_calibrate.py
 CAP := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OUTRIDER_ISA=avx2
+# Kernels whose products other levels of this processor compute by other instructions.
+BY_LEVEL := tests/models/test_packed_linear.py tests/models/test_int16_attention.py tests/models/test_isa.py
+BETWEEN := from outrider.models.isa import available; print(*(one.name for one in available()[2:-1]))
 
 # And once with the lowest versions of torch and transformers that pyproject.toml takes, whose models
 # differ from those of today: what computes, what drafts, and what users hold.
@@ -44,7 +47,7 @@ help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
 	@echo "make test     style, types, import layers and the tests, some of them with fewer cases"
 	@echo "make test-all the same with every case, but for tests marked slow or gpu"
-	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them (x86-64)"
+	@echo "make test-capped   the numeric tests as a processor with AVX2 alone runs them, kernels with what lies between (x86-64)"
 	@echo "make test-floor   the same and more with the lowest versions that are taken (half an hour)"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
@@ -103,7 +106,11 @@ test-all: lint types
 
 test-capped: $(STAMP)
 	@if [ "$$(uname -m)" = x86_64 ]; then \
-	  $(CAP) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m $(EVERY) $(NUMERIC); \
+	  $(CAP) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m $(EVERY) $(NUMERIC) && \
+	  for level in $$($(BIN)/python -c '$(BETWEEN)'); do \
+	    echo "test-capped: kernels with $$level" && \
+	    OUTRIDER_ISA=$$level OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m $(EVERY) $(BY_LEVEL) || exit 1; \
+	  done; \
 	else \
 	  echo "test-capped: nothing to do on $$(uname -m), whose processors have no such cap"; \
 	fi

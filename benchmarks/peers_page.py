@@ -92,6 +92,16 @@ SECTIONS = {
         "-m {smollm2} --weights Q8_0 --modes NGRAM_SIMPLE --engines 'llama.cpp,OpenVINO GenAI' "
         f"{_ONE}",
     ),
+    "q8-two-capped": Section(
+        "SmolLM2 Q8_0, two cores, capped",
+        f"-m {{smollm2}} --weights Q8_0 --modes NGRAM_SIMPLE {_LLAMA} --no-first-start {_TWO}",
+        capped=True,
+    ),
+    "q4-capped": Section(
+        "SmolLM2 Q4_1, capped",
+        f"-m {{smollm2}} --weights Q4_1 --modes NGRAM_SIMPLE {_LLAMA} {_ONE}",
+        capped=True,
+    ),
     "bf16-capped": Section(
         "SmolLM2 in bfloat16, capped",
         f"-m {{smollm2}} --weights BF16 --modes NGRAM_SIMPLE {_LLAMA} {_ONE}",

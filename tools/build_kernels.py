@@ -40,7 +40,7 @@ PLATFORMS = {
         "linux",
         "x86_64",
         "x86_64-linux-gnu.2.17",
-        ("avx2", "avx512", "avx512_bf16", "amx"),
+        ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
         _ELF,
     ),
     "linux-aarch64": Platform("linux", "aarch64", "aarch64-linux-gnu.2.17", ("neon",), _ELF),

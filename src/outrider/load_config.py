@@ -128,6 +128,10 @@ class LoadConfig:
     draft_tokenizer: "Tokenizers | None" = None
     """The draft model's tokenizer, or its path; None: the one beside the draft model."""
 
+    chat_template: str | Path | None = None
+    """A chat template for conversations, in Jinja: a file, or the text itself; None: the
+    tokenizer's, or the processor's."""
+
     lora_modules: "Mapping[str, str | Path] | None" = None
     """LoRA adapters of the target by name, folders of peft: each request may have one
     (docs/adapters.md)."""
@@ -157,10 +161,13 @@ class LoadConfig:
 #: Names of all options, in the order of the fields.
 OPTIONS = tuple(field.name for field in fields(LoadConfig))
 #: Those that may be paths.
-PATHS = tuple("target draft table step_costs tokenizer draft_tokenizer lora_modules".split())
+PATHS = tuple(
+    "target draft table step_costs tokenizer draft_tokenizer chat_template lora_modules".split()
+)
 #: Those that say which target runs, and how: what a loaded model's `generate` cannot be told.
 RUNTIME = (
     "target",
+    "chat_template",
     "lora_modules",
     "dtype",
     "draft_dtype",

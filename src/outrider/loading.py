@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -321,6 +321,8 @@ def _speculator(
     elif opening is not None and (stands := placeholders(model.config)):
         alone = model.config.model_type in seq2seq.TEXT_ALONE
         media = MediaProcessor(resolved.processor, stands, first.trust, text_alone=alone)
+    if media is not None and resolved.chat_template is not None:
+        media = replace(media, template=resolved.chat_template)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hearing, defaults, media)
 
 

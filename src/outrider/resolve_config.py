@@ -18,7 +18,7 @@ from outrider.models import heads, isa, load_checks, reads_more, unsupported
 from outrider.models.config import is_speech, vocabulary_of
 from outrider.models.draft_source import DraftSource
 from outrider.models.placement import usable
-from outrider.models.pretrained import is_processor, resolve_tokenizer
+from outrider.models.pretrained import is_processor, resolve_tokenizer, with_chat_template
 from outrider.models.runtime_config import RuntimeOptions
 from outrider.models.sources import ModelSource, ShareEncoder
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, is_shipped, shipped
@@ -111,6 +111,7 @@ class ResolvedConfig:
     step_costs: Costs | None  #: None: to be measured
     #: what reads images and sound of prompts, or where it lies; None: nobody knows
     processor: Any
+    chat_template: str | None  #: one that was given, and stands for the processor's, too
     follow: bool  #: whether the target's generation configuration holds
 
 
@@ -143,7 +144,10 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
         first.serve(config.lora_modules)
     sources = _sources(first, drafters.models(draft), config.share_encoder)
     place = _place(sources, config.device)
-    tokenizer = _tokenizer(first, config.tokenizer)
+    tokenizer, template = _tokenizer(first, config.tokenizer), None
+    if config.chat_template is not None:
+        tokenizer = with_chat_template(tokenizer, config.chat_template)
+        template = tokenizer.chat_template
     words = shared(sources, tokenizer, config.draft_tokenizer)
     name = config.drafter or _usual(first, draft, words, place, options, rule)
     recipe = drafters.check(name, options, draft, table)
@@ -166,6 +170,7 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
         table=_counts(table, words.size),
         table_name=_name(table),
         processor=_processor(first, config.tokenizer),
+        chat_template=template,
         follow=config.generation_config == "auto",
     )
 

@@ -1,5 +1,6 @@
 """`outrider bench peers`: processes, files, tables and the page."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -129,6 +130,19 @@ def test_the_table_is_of_sums_and_the_best_other():
     assert plain["texts as our plain"] == "2 of 2"
     assert text.best_peer(figures()) == "llama.cpp"
     assert text.by_kind(figures())[1] == {"engine": text.DEFAULT, "code": 50.0, "story": 250.0}
+
+
+def test_several_threads_are_compared_by_the_clock():
+    assert (asked().clock, asked(cores=(0, 1)).clock) == ("cpu", "wall")
+    found = dataclasses.replace(figures(), clock="wall")
+    for one in found.rows["llama.cpp NGRAM_MOD"]:
+        one["wall"] = 1.0
+    _, default, llama, mod = text.table(found)
+    assert text.best_peer(found) == "llama.cpp NGRAM_MOD"
+    assert (llama["ms a token, CPU"], mod["ms a token, CPU"]) == (200, 250)
+    assert default["times the best other's speed"].startswith("0.33 [")
+    assert default["behind the first token"] == pytest.approx(800 / 9)
+    assert text.by_kind(found)[3] == {"engine": "llama.cpp NGRAM_MOD", "code": 100, "story": 100}
 
 
 def test_the_worst_prompt_is_by_the_fastest_of_all_calls_and_sums_by_the_first():

@@ -1,5 +1,6 @@
 """OUTRIDER_ISA caps what compiled kernels use, and what is measured under it is kept apart."""
 
+import itertools
 import platform
 
 import pytest
@@ -11,8 +12,11 @@ from outrider.models import calibrate, isa
 from outrider.models.cpu_kernels import build
 
 ZEN_3 = "avx2 fma f16c bmi1 bmi2 abm movbe"
-ZEN_4 = f"{ZEN_3} avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16 avx512_vnni"
+SKYLAKE_X = f"{ZEN_3} avx512f avx512bw avx512cd avx512dq avx512vl"
+ICE_LAKE = f"{SKYLAKE_X} avx512_vnni"
+ZEN_4 = f"{ICE_LAKE} avx512_bf16"
 SAPPHIRE_RAPIDS = f"{ZEN_4} amx_tile amx_bf16 amx_int8"
+ALDER_LAKE = f"{ZEN_3} avx_vnni"
 
 
 @pytest.fixture
@@ -35,6 +39,7 @@ def test_processors_of_one_name_are_told_apart(monkeypatch):
     def cpuinfo(name, *_):
         return f"{name} : {told[name]}" if name in told else ""
 
+    monkeypatch.delenv("OUTRIDER_ISA", raising=False)
     monkeypatch.setattr(isa, "cpuinfo", cpuinfo)
     monkeypatch.setattr(isa, "flags", lambda: frozenset(ZEN_4.split()))
     assert isa.processor() == "AMD EPYC (family 26, model 2)"
@@ -52,9 +57,17 @@ def test_processors_of_one_name_are_told_apart(monkeypatch):
         ("sse2", "x86_64", ["generic"]),
         ("avx2 f16c bmi1 bmi2 abm movbe", "x86_64", ["generic"]),  # without fma: not a v3
         (ZEN_3, "AMD64", ["generic", "avx2"]),
-        (ZEN_4.replace(" avx512_bf16", ""), "x86_64", ["generic", "avx2", "avx512"]),
-        (ZEN_4, "x86_64", ["generic", "avx2", "avx512", "avx512_bf16"]),
-        (SAPPHIRE_RAPIDS, "x86_64", ["generic", "avx2", "avx512", "avx512_bf16", "amx"]),
+        (ALDER_LAKE, "x86_64", ["generic", "avx2", "avx2_vnni"]),
+        (SKYLAKE_X, "x86_64", ["generic", "avx2", "avx512"]),
+        (ICE_LAKE, "x86_64", ["generic", "avx2", "avx512", "avx512_vnni"]),
+        (ZEN_4, "x86_64", ["generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]),
+        (f"{SKYLAKE_X} avx_vnni", "x86_64", ["generic", "avx2", "avx2_vnni", "avx512"]),
+        (
+            SAPPHIRE_RAPIDS,
+            "x86_64",
+            ["generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"],
+        ),
+        ("sse2 avx_vnni amx_tile amx_bf16 amx_int8", "x86_64", ["generic"]),
         ("fp asimd bf16", "arm64", ["generic", "neon"]),
         ("", "riscv64", ["generic"]),
     ],
@@ -146,9 +159,9 @@ def test_tiles_are_of_amx_and_left_out_by_caps(processor, monkeypatch):
 
 
 def test_this_processor_says_what_it_is_and_torch_agrees():
-    for names in isa.LEVELS.values():
-        flags = [flag for level in names for flag in level.flags]
-        assert len(flags) == len(set(flags))
+    for levels in isa.LEVELS.values():
+        for less, more in itertools.pairwise(levels):
+            assert set(less.flags) < set(more.flags) or less.name == "avx2_vnni"
     if isa.family() == "x86_64" and isa._flags_by_torch():
         asked = {flag for level in isa.of_family("x86_64") for flag in level.flags} - {"movbe"}
         assert isa.flags() & asked == isa._flags_by_torch() & asked

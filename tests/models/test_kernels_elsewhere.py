@@ -151,7 +151,7 @@ def again(made_here, tmp_path, library, driver, *through):
     made_here.write(calls)
     subprocess.run([*map(str, (*through, driver, library, calls, out))], check=True)
     counts = made_here.compared(out)
-    each = "reach factors attend norm gate cross int8 packed_layout packed_linear packed_rows"
+    each = "nodes attend norm gate cross int8 packed_layout packed_linear packed_rows"
     each += " llama decoder short_conv gated_norm ssd"
     assert set(counts) == {f"outrider_{name}" for name in each.split()}
     assert all(counts.values())

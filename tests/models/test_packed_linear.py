@@ -20,7 +20,8 @@ from outrider.models.cpu_kernels.packed_linear import (
 pytestmark = pytest.mark.skipif(build.unbuilt() is not None, reason=str(build.unbuilt()))
 
 #: The largest whole number of an activation: AVX2, and AVX-512 without VNNI, have 7 bits.
-MOST = 63 if isa.holds("avx2") and not isa.holds("avx512_bf16") else 127
+VNNI = any("vnni" in option for option in isa.level().options)
+MOST = 63 if isa.holds("avx2") and not VNNI else 127
 DENSE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SIZES = [(16, 256), (40, 512), (90, 256), (336, 768)]  #: outputs that fill no tile, and no group
 

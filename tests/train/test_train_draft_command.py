@@ -86,6 +86,8 @@ def test_answers_are_gone_on_with_only_as_they_were_begun(folder, data, tmp_path
         "tiny", tmp_path, (data,), (asked,), vocab_size=300, tokens=12, alpha_texts=1, plan=plan
     )
     assert run(speculator, model, task, quiet).learnt["answers of the target"]
+    names = {path.name for path in (tmp_path / "work").glob("*.json*")}
+    assert names == {"answers.json", "answers.jsonl", "before.json", "features.json", "target.json"}
     with pytest.raises(ConfigurationError, match="with answers of another length"):
         run(speculator, model, replace(task, tokens=13), quiet)
     asked.write_text(asked.read_text().replace("f1", "g1"))

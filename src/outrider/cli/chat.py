@@ -271,7 +271,7 @@ def refuse_untemplated(speculator: "Speculator", target: str | None, do: str) ->
         does = "reads a source beside its own text; use `outrider generate --source`"
     raise ConfigurationError(
         f"{target or 'the shipped target'} has no chat template; got a model that {does}, or "
-        "--model with an instruct model"
+        "--model with an instruct model, or --chat-template FILE"
     )
 
 

@@ -27,6 +27,12 @@ Draft = Annotated[
         help="Draft model: path, hub name or draft folder. Default: shipped, if the target is.",
     ),
 ]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        help="A chat template in Jinja, by its file or its text. Default: the tokenizer's."
+    ),
+]
 LoraModules = Annotated[
     list[str] | None,
     typer.Option(
@@ -267,6 +273,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 #: How each field of `LoadConfig` is typed.
 TYPED: dict[str, Any] = {
     "target": Target,
+    "chat_template": ChatTemplate,
     "lora_modules": LoraModules,
     "draft": Draft,
     "draft_layers": DraftLayers,

@@ -1,8 +1,9 @@
 """Which instructions our compiled kernels may use: what the processor has, capped by OUTRIDER_ISA.
 
-A level holds all that the levels before it of its family hold. `auto`, the default, is the highest
-that the processor has; a lower name caps it, so that a test, or a comparison, runs what a plainer
-processor would. oneDNN, whose products torch runs, has a cap of its own (ONEDNN_MAX_CPU_ISA); we
+A level holds all that the levels before it of its family hold, but for `avx2_vnni`: that is of
+processors without AVX-512, and of some with it. `auto`, the default, is the highest that the
+processor has; a lower name caps it, so that a test, or a comparison, runs what a plainer processor
+would. oneDNN, whose products torch runs, has a cap of its own (ONEDNN_MAX_CPU_ISA); we
 choose no bfloat16 products where either cap leaves their instructions out.
 """
 
@@ -23,12 +24,14 @@ class Level:
     """A set of instructions, and how a compiler is told of it."""
 
     name: str
-    flags: tuple[str, ...]  #: what /proc/cpuinfo calls what this level adds
+    flags: tuple[str, ...]  #: all that it needs, as /proc/cpuinfo calls it
     options: tuple[str, ...]  #: of GCC and clang
 
 
 _V3 = ("avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe")
-_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_V4_VNNI = (*_V4, "avx512_vnni")
+_V4_BF16 = (*_V4_VNNI, "avx512_bf16")
 _AS_V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _BF16 = ("-mavx512bf16", "-mavx512vnni")
 _TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
@@ -40,9 +43,11 @@ LEVELS = {
     "x86_64": (
         Level("generic", (), ("-march=x86-64", _PLAIN)),
         Level("avx2", _V3, ("-march=x86-64-v3",)),
+        Level("avx2_vnni", (*_V3, "avx_vnni"), ("-march=x86-64-v3", "-mavxvnni")),
         Level("avx512", _V4, _AS_V4),
-        Level("avx512_bf16", ("avx512_bf16", "avx512_vnni"), (*_AS_V4, *_BF16)),
-        Level("amx", ("amx_tile", "amx_bf16", "amx_int8"), (*_AS_V4, *_BF16, *_TILES)),
+        Level("avx512_vnni", _V4_VNNI, (*_AS_V4, "-mavx512vnni")),
+        Level("avx512_bf16", _V4_BF16, (*_AS_V4, *_BF16)),
+        Level("amx", (*_V4_BF16, "amx_tile", "amx_bf16", "amx_int8"), (*_AS_V4, *_BF16, *_TILES)),
     ),
     "aarch64": (
         Level("generic", (), ("-march=armv8-a", _PLAIN)),
@@ -118,12 +123,7 @@ def _flags_by_torch() -> frozenset[str]:
 
 def available() -> tuple[Level, ...]:
     """The levels that this processor has, whatever caps them; the least first."""
-    have: list[Level] = []
-    for one in of_family(family()):
-        if not flags().issuperset(one.flags):
-            break
-        have.append(one)
-    return tuple(have)
+    return tuple(one for one in of_family(family()) if flags().issuperset(one.flags))
 
 
 def level() -> Level:

@@ -6,8 +6,10 @@ False unless the caller of `outrider.load` or of a command said True (docs/secur
 tests/models/test_remote_code.py finds loads that go another way.
 """
 
+import copy
 import importlib
 import logging
+import re
 import sys
 import warnings
 from contextlib import suppress
@@ -313,3 +315,36 @@ def resolve_tokenizer(
             f"cannot load the tokenizer; got {str(given)!r} ({kind_of(error)}); check the path "
             "or pass a tokenizer"
         ) from error
+
+
+def with_chat_template(
+    tokenizer: PreTrainedTokenizerBase | None, given: str | Path
+) -> PreTrainedTokenizerBase:
+    """A copy of this tokenizer with a chat template that is given as a file, or as its text.
+
+    Raises ConfigurationError for a file that is not there and for what is no template.
+    """
+    text, what = str(given), "chat_template"
+    if isinstance(given, Path) or not re.search(r"[{\n]", text):
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            do = "give a file, or the text of a template in Jinja"
+            raise ConfigurationError(
+                f"{what} cannot be read; got {str(given)!r} ({kind_of(error)}); {do}"
+            ) from error
+    if tokenizer is None:
+        raise ConfigurationError(
+            f"{what} is for a model with a tokenizer; got none; give tokenizer=..., too"
+        )
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = text
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except Exception as error:  # that it refuses such a message is its own affair
+        if type(error).__name__ == "TemplateSyntaxError":
+            raise ConfigurationError(
+                f"{what} is no template; got {arguments.shown(given)} ({first_line(error)}, line "
+                f"{error.lineno}); write it in Jinja, as tokenizers have it"  # type: ignore[attr-defined]
+            ) from error
+    return tokenizer

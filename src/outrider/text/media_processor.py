@@ -76,6 +76,7 @@ class MediaProcessor:
     recordings_alone: bool = False  #: of an encoder that hears a recording and no text
     moment: int = 0  #: samples of a recording that one token is read with; 0: with all of them
     closers: frozenset[int] = frozenset()  #: token ids that belong to an image ahead of them
+    template: str | None = None  #: a chat template that stands for the processor's own
     ahead: ImageAhead | None = None  #: what the processor leaves to be put ahead of a prompt
 
     @cached_property
@@ -104,7 +105,7 @@ class MediaProcessor:
     def has_template(self) -> bool:
         """Whether the processor renders conversations; False where there is none."""
         try:
-            return found(self.processor, "chat_template") is not None
+            return self.template is not None or found(self.processor, "chat_template") is not None
         except ConfigurationError:
             return False
 
@@ -149,7 +150,9 @@ class MediaProcessor:
                 f"prompt {number} has {count} images and recordings; at most {MOST_PARTS} are "
                 "read; ask about fewer at once"
             )
-        more = {"add_generation_prompt": True, **(template or {})}
+        more: dict[str, Any] = {"add_generation_prompt": True, **(template or {})}
+        if self.template is not None:
+            more["chat_template"] = self.template
         return self.made(
             lambda: self.processor.apply_chat_template(
                 turns, tokenize=True, return_dict=True, return_tensors="pt", **more

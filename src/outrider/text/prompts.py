@@ -163,8 +163,8 @@ def chat(
     if not isinstance(tokenizer, PreTrainedTokenizerBase) or tokenizer.chat_template is None:
         raise ConfigurationError(
             f"prompt {number} is a list of messages, but there is no chat template; got "
-            f"{'no tokenizer' if tokenizer is None else 'a tokenizer without one'}; set "
-            "tokenizer.chat_template, or give text"
+            f"{'no tokenizer' if tokenizer is None else 'a tokenizer without one'}; load the model "
+            "with chat_template=... (--chat-template FILE), or give text"
         )
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:

@@ -1,6 +1,6 @@
 """A whole training: texts and answers in, a draft folder with its card out.
 
-    OUT/work/jsonl     the target's answers, written as they come
+    OUT/work/answers.jsonl     the target's answers, written as they come
     OUT/work/features/         what the target made of the texts (`features`)
     OUT/work/state.pt          the checkpoint (`loop`)
     OUT/*                      the draft, readable by `load(draft=OUT)`, and its README.md
@@ -141,7 +141,7 @@ def run(
     _same(work / "target.json", _fingerprint(_weights(model)), "for another target")
     if task.prompts:
         how = task.tokens, task.plan.seed
-        _same(work / "json", _fingerprint(how), "with answers of another length or seed")
+        _same(work / "answers.json", _fingerprint(how), "with answers of another length or seed")
     learnt, held, counts = _texts(speculator, task, work, show)
     aux_layers = usual_aux_layers(depth(model.config)) if task.kind == "head" else ()
     _same(work / "features.json", _fingerprint((learnt, aux_layers)), "on other texts")
@@ -205,7 +205,7 @@ def _texts(
     own = answered(
         speculator,
         prompts,
-        work / "jsonl",
+        work / "answers.jsonl",
         tokens=task.tokens,
         rows=task.rows,
         seed=task.plan.seed,

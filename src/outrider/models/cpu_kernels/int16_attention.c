@@ -32,6 +32,8 @@ ALWAYS part_marks part_dot(part_marks sum, part_marks a, part_marks b) {
     return (part_marks)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif WIDTH == 16
     return sum + (part_marks)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+    return (part_marks)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif WIDTH == 8
     return sum + (part_marks)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else

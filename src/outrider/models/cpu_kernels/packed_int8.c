@@ -21,6 +21,11 @@ typedef int8_t part;
 INLINED vi dot(vi sum, vi w, uint32_t x) {
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), (__m512i)w);
 }
+#elif defined(__AVXVNNI__)
+#define MOST_WHOLE 127
+INLINED vi dot(vi sum, vi w, uint32_t x) {
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(x), (__m256i)w);
+}
 #else /* sums of two products saturate at 16 bits: activations of 7 bits stay below */
 #define MOST_WHOLE 63
 #if WIDE == 16

@@ -144,6 +144,8 @@ INLINED vi add_products(vi sum, vi a, vi b) {
     return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif WIDE == 16
     return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+    return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif WIDE == 8 /* as written: compilers make many products before they add any, and spill them */
     vi both;
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(a), "x"(b));

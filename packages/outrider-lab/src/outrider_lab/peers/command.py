@@ -267,10 +267,13 @@ def _text(
     )
     llama = found.starts.get(text.LLAMA_PLAIN, {}).get("means")
     built = f" llama.cpp says of its build: {llama}." if llama else ""
-    title = text.title_of(path)
+    title, by_clock = text.title_of(path), ""
+    if request.threads > 1:
+        title += f", {request.threads} cores"
+        by_clock = " Compared by the clock, with as many threads."
     about = (
         f"{len(tasks)} prompts of six kinds, {tokens} tokens each, cores {_listed(cores)}; the "
-        f"worst prompt by the fastest of {request.rounds} calls. Ours runs as "
+        f"worst prompt by the fastest of {request.rounds} calls.{by_clock} Ours runs as "
         f"{found.starts[text.PLAIN]['means']}.{cold} Steps of it: {steps}."
         f"{built}"
     )

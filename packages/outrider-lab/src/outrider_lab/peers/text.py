@@ -30,6 +30,7 @@ class TextRequest:
     cores         that every process is pinned to; () none
     modes         of llama.cpp besides plain decoding and its draft model
     engines       names of the peers that are there
+                  several: times are told by the clock, as threads share a token's work
     rounds        calls of ours on each prompt: sums are of the first, as the others' are (some of
                   them remember what they wrote); the fastest says whether a prompt loses to plain
     """
@@ -50,6 +51,11 @@ class TextRequest:
     def threads(self) -> int:
         """As many as cores."""
         return max(len(self.cores), 1)
+
+    @property
+    def clock(self) -> str:
+        """What is compared: processor time; of several threads that of the clock on the wall."""
+        return "wall" if self.threads > 1 else "cpu"
 
 
 def title_of(model: Path) -> str:
@@ -108,7 +114,8 @@ class TextFigures:
     """What came of one file: rows of every arm by prompt, starts, and why some arms are left out.
 
     rows    cpu, wall, tokens, text, memory; of the first FIRSTS prompts first_cpu and first_wall,
-            a call for one token; of ours `fastest`, the least cpu of all rounds
+            a call for one token; of ours `fastest`, the least of all rounds by the clock
+    clock   what is compared, cpu or wall
     starts  cpu, wall, means by arm; `first` of ours with nothing in the cache, if asked for
     steps   milliseconds of our steps by nodes
     """
@@ -118,6 +125,11 @@ class TextFigures:
     starts: dict[str, Row]
     left_out: dict[str, str]
     steps: dict[int, float]
+    clock: str = "cpu"
+
+    def token(self, rows: Sequence[Row]) -> float:
+        """Milliseconds a token of whole calls, by the clock that is compared."""
+        return _token(rows, self.clock)
 
 
 def run(
@@ -128,7 +140,7 @@ def run(
 ) -> TextFigures:
     """Measure what the store does not have yet: prompt by prompt, arm by arm."""
     title = title_of(asked.model)
-    found = TextFigures([kind for kind, _ in prompts], {}, {}, {}, {})
+    found = TextFigures([kind for kind, _ in prompts], {}, {}, {}, {}, asked.clock)
     processes: dict[str, EngineProcess] = {}
     every = arms(asked)
     if asked.first_start:  # nothing else is in memory yet
@@ -169,7 +181,7 @@ def run(
                     process = processes[str(arm.words)]
                     again = store.get(key, _answered, process, arm, prompt, asked.tokens, False)
                     row = found.rows[arm.name][number]
-                    row["fastest"] = min(_fastest(row), again["cpu"])
+                    row["fastest"] = min(_fastest(row, found.clock), again[found.clock])
     finally:
         for process in processes.values():
             process.close()
@@ -211,25 +223,25 @@ def _answered(process: EngineProcess, arm: Arm, prompt: list[int], tokens: int, 
 
 
 def best_peer(found: TextFigures) -> str | None:
-    """The other engine's way with the least processor time in sum; None if none is there."""
+    """The other engine's way with the least time in sum; None if none is there."""
     theirs = [name for name in found.rows if not name.startswith(OURS)]
-    return min(theirs, key=lambda name: _token(found.rows[name]), default=None)
+    return min(theirs, key=lambda name: found.token(found.rows[name]), default=None)
 
 
-def _token(rows: Sequence[Row], name: str = "cpu") -> float:
+def _token(rows: Sequence[Row], name: str) -> float:
     """Milliseconds a token of whole calls."""
     return float(1e3 * sum(row[name] for row in rows) / sum(row["tokens"] for row in rows))
 
 
-def _fastest(row: Row) -> float:
-    """Seconds of processor time: the least of all rounds, where there are several."""
-    return float(row["fastest" if "fastest" in row else "cpu"])
+def _fastest(row: Row, clock: str) -> float:
+    """Seconds: the least of all rounds, where there are several."""
+    return float(row["fastest" if "fastest" in row else clock])
 
 
-def _after_first(rows: Sequence[Row]) -> float:
-    """Milliseconds of processor time a token behind the first, where that is known."""
+def _after_first(rows: Sequence[Row], clock: str) -> float:
+    """Milliseconds a token behind the first, where that is known."""
     apart = [row for row in rows if "first_cpu" in row]
-    spent: float = sum(row["cpu"] - row["first_cpu"] for row in apart)
+    spent: float = sum(row[clock] - row[f"first_{clock}"] for row in apart)
     return 1e3 * spent / max(sum(int(row["tokens"]) - 1 for row in apart), 1)
 
 
@@ -244,18 +256,18 @@ def _row(found: TextFigures, name: str, best: str | None) -> Row:
     firsts = sorted(1e3 * row["first_wall"] for row in rows if "first_wall" in row)
     row: Row = {
         "engine": name,
-        "ms a token, CPU": _token(rows),
+        "ms a token, CPU": _token(rows, "cpu"),
         "wall": _token(rows, "wall"),
-        "behind the first token": _after_first(rows),
+        "behind the first token": _after_first(rows, found.clock),
         "first token, ms (median)": firsts[len(firsts) // 2],
         "peak MB": max(one["memory"] for one in rows),
         "start, s": found.starts[name]["wall"],
     }
     if best is not None:
-        row["times the best other's speed"] = _times(found.rows[best], rows)
-    row["times our plain"] = _times(plain, rows)
+        row["times the best other's speed"] = _times(found, found.rows[best], rows)
+    row["times our plain"] = _times(found, plain, rows)
     of_plain = (
-        _fastest(a) / a["tokens"] / (_fastest(b) / b["tokens"])
+        _fastest(a, found.clock) / a["tokens"] / (_fastest(b, found.clock) / b["tokens"])
         for a, b in zip(plain, rows, strict=True)
     )
     row["worst prompt, of our plain"] = min(of_plain)
@@ -263,11 +275,11 @@ def _row(found: TextFigures, name: str, best: str | None) -> Row:
     return row
 
 
-def _times(others: Sequence[Row], mine: Sequence[Row]) -> str:
+def _times(found: TextFigures, others: Sequence[Row], mine: Sequence[Row]) -> str:
     """How many times faster in sum, as '1.52 [1.40, 1.66]'."""
 
     def value(units: Sequence[int]) -> float:
-        return _token([others[n] for n in units]) / _token([mine[n] for n in units])
+        return found.token([others[n] for n in units]) / found.token([mine[n] for n in units])
 
     ratio = intervals.interval(value, len(mine), intervals.LOG)
     return f"{ratio.value:.2f} {ratio.text(2)}".rstrip()
@@ -279,10 +291,10 @@ def same_texts(one: Sequence[Row], other: Sequence[Row]) -> int:
 
 
 def by_kind(found: TextFigures) -> list[Row]:
-    """Milliseconds of processor time a token, by kind of prompt."""
+    """Milliseconds a token, by kind of prompt."""
     kinds = list(dict.fromkeys(found.kinds))
     return [
-        {"engine": name} | {kind: _token(list(_of(found, name, kind))) for kind in kinds}
+        {"engine": name} | {kind: found.token(list(_of(found, name, kind))) for kind in kinds}
         for name in found.rows
     ]
 

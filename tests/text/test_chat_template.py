@@ -1,0 +1,67 @@
+"""A chat template of one's own stands for the tokenizer's and the processor's."""
+
+import image_folder
+import pytest
+
+import outrider
+from outrider import SamplingParams, Stop
+from outrider.loading import load
+from outrider.text.prompts import chat
+from tiny import llama
+from words import tokenizer as words
+
+TEMPLATE = "{% for m in messages %}w9 {{ m.content }} {% endfor %}w10"
+PLAIN = {"dtype": "float32", "threads": 1, "pack_weights": False, "drafter": "prompt_lookup"}
+TALK = [{"role": "user", "content": "w7 w8"}]
+
+
+@pytest.mark.parametrize("form", ["file", "path", "text"])
+def test_conversations_are_written_by_it(tmp_path, form):
+    file = tmp_path / "own.jinja"
+    file.write_text(TEMPLATE)
+    given = {"file": str(file), "path": file, "text": TEMPLATE}[form]
+    bare = words()
+    speculator = load(llama(), tokenizer=bare, chat_template=given, **PLAIN)
+    assert bare.chat_template is None  # the caller's object is left as it is
+    own = speculator.tokenizer
+    assert own.chat_template == TEMPLATE
+    asked = [9, 7, 8, 10]
+    assert chat(own, TALK) == asked
+    greedy, stop = SamplingParams(0), Stop(6)
+    answer = speculator.generate([TALK], greedy, stop)
+    assert answer.texts == speculator.generate([asked], greedy, stop).texts
+
+
+def test_images_stand_in_it(tmp_path):
+    folder = image_folder.saved(tmp_path, kind="llava")
+    image = {"type": "image", "image": image_folder.picture(3)}
+    talk = [{"role": "user", "content": [image, {"type": "text", "text": "what"}]}]
+    told = load(folder, **PLAIN).media.conversation(talk)[0]
+    own = "<image>{{ messages[0].content[1].text }}"
+    other = load(folder, chat_template=own, **PLAIN).media
+    assert other.has_template
+    found = other.conversation(talk)[0]
+    assert found != told
+    whole = {"prompt": "<image>what", "multi_modal_data": {"image": image["image"]}}
+    assert found == other.prompt(whole)[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nowhere.jinja", "chat_template cannot be read; got 'nowhere.jinja'"),
+        ("{% for %}", "chat_template is no template; got '{% for %}' .*line 1"),
+    ],
+)
+def test_what_is_no_template_is_refused(given, said):
+    with pytest.raises(outrider.ConfigurationError, match=said):
+        load(llama(), tokenizer=words(), chat_template=given, **PLAIN)
+    with pytest.raises(outrider.ConfigurationError, match="with a tokenizer; got none"):
+        load(llama(), chat_template=TEMPLATE, **PLAIN)
+
+
+def test_one_that_refuses_a_message_of_no_words_is_taken():
+    refuses = "{{ raise_exception('say something') }}"
+    speculator = load(llama(), tokenizer=words(), chat_template=refuses, **PLAIN)
+    with pytest.raises(outrider.PromptError, match="say something"):
+        speculator.generate([TALK])
