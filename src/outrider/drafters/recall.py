@@ -24,7 +24,6 @@ from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
 
 from outrider import arguments, ops
 from outrider.drafters import deterministic_tree, recipes, suffix
@@ -97,7 +96,7 @@ class RecallRow:
         self.text, self.after, self.watched = text, after, watched
         self.copied, self.recycled = copied, own
         self.instead: Sequence[int] = ()
-        self.unread: list[tuple[int, Tensor, Likely]] = []
+        self.unread: list[tuple[int, Draft, Verdict, Likely]] = []
         self.grown: GrowingTree | None = None
 
     def copy(self) -> "RecallRow":
@@ -144,18 +143,18 @@ class RecallRow:
         found.sort(reverse=True)
         return found
 
-    def follows(self, at: int, next_B: Tensor, likely: Likely) -> None:
+    def follows(self, at: int, draft: Draft, verdict: Verdict, likely: Likely) -> None:
         """A step without a draft added a token to each row, this one's place among them is `at`."""
-        self.unread.append((at, next_B, likely))
+        self.unread.append((at, draft, verdict, likely))
         if len(self.unread) >= UNREAD or self.watched is not None:  # others read a watched text
             self.settle()
 
     def settle(self) -> None:
         """Read what is unread."""
-        for at, next_B, likely in self.unread:
+        for at, draft, verdict, likely in self.unread:
             text = self.text.tokens
             before, token = text[-2] if len(text) > 1 else -1, text[-1]
-            self.read((next_B.tolist()[at],))
+            self.read(deterministic_tree.committed(draft, verdict)[at])
             self.after.keep(before, token, likely(at)[0])
         self.unread.clear()
 
@@ -385,7 +384,7 @@ class Recall:
         best = ops.top_tokens(scores.laws, WIDTH, GAP)
         if draft.tree.nodes == 1:
             for at, row in enumerate(memory.rows):
-                row.follows(at, verdict.next_B, best)
+                row.follows(at, draft, verdict, best)
             return
         added = deterministic_tree.committed(draft, verdict)
         bigrams = deterministic_tree.bigrams(draft)
