@@ -17,7 +17,7 @@ Every committed token corrects the odds of all that was known of it, scored or n
 be tried to be learnt. All of it belongs to the row (docs/rules.md: rows may share a seed).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -38,7 +38,7 @@ MOST = 16  #: nodes that a planner may choose
 SIZES = (28, 24, 20, *range(16, 0, -1))  #: and smaller numbers of them
 CHILDREN = WIDTH + 1  #: of a node, at most: what was likely there, and a copy
 FLOOR = 0.02  #: a node that survives more rarely is worth no model's time
-UNREAD = 8  #: steps without a draft that are read at once, at most
+UNREAD = 16  #: steps without a draft that are read at once, at most
 GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
 _ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
 _INSTEAD = BUCKETS + 1  #: and what was likely behind another token in the pending one's place
@@ -70,6 +70,8 @@ KEEP = 0.998  #: what a look counts for beside the next one: recycled tokens are
 
 #: A child that a node may have: its chance, its token, and whether it is copied.
 Guess: TypeAlias = tuple[float, int, bool]
+#: What the target held likely in a step, by row and node.
+Likely: TypeAlias = Callable[[int], list[list[int]]]
 _RECYCLED = (False,) * WIDTH
 
 
@@ -94,7 +96,7 @@ class RecallRow:
         self.text, self.after, self.watched = text, after, watched
         self.copied, self.recycled = copied, own
         self.instead: Sequence[int] = ()
-        self.unread: list[tuple[list[int], list[int]]] = []
+        self.unread: list[tuple[int, Draft, Verdict, Likely]] = []
         self.grown: GrowingTree | None = None
 
     def copy(self) -> "RecallRow":
@@ -141,19 +143,19 @@ class RecallRow:
         found.sort(reverse=True)
         return found
 
-    def follows(self, tokens: list[int], likely: list[int]) -> None:
-        """A step without a draft added these tokens; what was likely in their place."""
-        self.unread.append((tokens, likely))
+    def follows(self, at: int, draft: Draft, verdict: Verdict, likely: Likely) -> None:
+        """A step without a draft added a token to each row, this one's place among them is `at`."""
+        self.unread.append((at, draft, verdict, likely))
         if len(self.unread) >= UNREAD or self.watched is not None:  # others read a watched text
             self.settle()
 
     def settle(self) -> None:
         """Read what is unread."""
-        for added, likely in self.unread:
+        for at, draft, verdict, likely in self.unread:
             text = self.text.tokens
             before, token = text[-2] if len(text) > 1 else -1, text[-1]
-            self.read(added)
-            self.after.keep(before, token, likely)
+            self.read(deterministic_tree.committed(draft, verdict)[at])
+            self.after.keep(before, token, likely(at)[0])
         self.unread.clear()
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -380,15 +382,16 @@ class Recall:
     ) -> None:
         """Read what was kept, and keep what the target holds likely at every node."""
         best = ops.top_tokens(scores.laws, WIDTH, GAP)
-        added = deterministic_tree.committed(draft, verdict)
         if draft.tree.nodes == 1:
-            for row, tokens, likely in zip(memory.rows, added, best, strict=True):
-                row.follows(tokens, likely[0])
+            for at, row in enumerate(memory.rows):
+                row.follows(at, draft, verdict, best)
             return
+        added = deterministic_tree.committed(draft, verdict)
         bigrams = deterministic_tree.bigrams(draft)
         refused = deterministic_tree.refused(draft, verdict, [len(nodes) for nodes in bigrams])
-        each = zip(memory.rows, added, bigrams, best, refused, strict=True)
-        for row, tokens, nodes, found, first in each:
+        each = zip(memory.rows, added, bigrams, refused, strict=True)
+        for at, (row, tokens, nodes, first) in enumerate(each):
+            found = best(at)
             row.settle()
             text = row.text.tokens
             before = text[-2] if len(text) > 1 else -1

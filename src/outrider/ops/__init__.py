@@ -21,7 +21,7 @@ descending order:
     greedily(law, tokens_BRK, there_BRK)            the best tokens in greedy rows, these in others
     stack(laws)                                     the laws of several levels as one
 
-    top_tokens(law, count, gap)                     the most probable tokens of each, as lists
+    top_tokens(law, count, gap)                     a row's most probable tokens, as lists, by row
     cache_top_tokens(law)                           the law, which keeps those that are looked for
 
 The law that a draw returns is the one to declare in the draft. It carries what the draw has

@@ -11,7 +11,7 @@ laws of language models that is a few hundred tokens of the vocabulary. Ties at 
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial as bound
 from operator import mul
@@ -76,27 +76,35 @@ def cached_top_tokens(laws: Laws) -> TopTokens | None:
     return once.peaks
 
 
-def top_tokens(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
+def top_tokens(laws: Laws, count: int, gap: float) -> Callable[[int], list[list[int]]]:
     """As `outrider.ops.reference.draws.top_tokens`; of equals the first."""
-    batch, rows = laws.logits_BRV.shape[:2]
-    floors = [-math.inf] * (batch * rows)
-    if laws.floor_BR is not None:
-        floors = laws.floor_BR.ravel().tolist()
     known = cached_top_tokens(laws) if count <= MOST else None
     if known is None or not known.sound:
-        return _searched(laws, count, gap, floors)
+        return _searched(laws, count, gap).__getitem__
+    return bound(_cut, known, laws.logits_BRV.shape[1], laws.floor_BR, count, gap)
+
+
+def _cut(
+    known: TopTokens, nodes: int, floor_BR: Tensor | None, count: int, gap: float, row: int
+) -> list[list[int]]:
+    """What was found of the laws of a row, as far as it is asked for."""
+    floors = [-math.inf] * nodes if floor_BR is None else floor_BR[row].tolist()
     found = []
-    for tokens, logits, floor in zip(known.tokens, known.logits, floors, strict=True):
+    for at, floor in enumerate(floors, row * nodes):
+        tokens, logits = known.tokens[at], known.logits[at]
         least, size = max(logits[0] - gap, floor), min(count, len(logits))
         while tokens[size - 1] < 0 or logits[size - 1] < least:  # the best one never is
             size -= 1
         found.append(tokens[:size])
-    return [found[at : at + rows] for at in range(0, batch * rows, rows)]
+    return found
 
 
-def _searched(laws: Laws, count: int, gap: float, floors: list[float]) -> list[list[list[int]]]:
+def _searched(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
     """The same where nothing was found before."""
     batch, rows, vocab = laws.logits_BRV.shape
+    floors = [-math.inf] * (batch * rows)
+    if laws.floor_BR is not None:
+        floors = laws.floor_BR.ravel().tolist()
     whole = native(laws.logits_BRV).reshape(-1, vocab)
     limits = None if laws.floor_BR is None else laws.floor_BR.numpy().ravel()
     at_once = _in_one_pass(torch.from_numpy(whole), limits, count, gap)

@@ -4,7 +4,7 @@ Greedy rows take the most probable tokens instead, in descending order.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -188,10 +188,11 @@ def cache_top_tokens(laws: Laws) -> Laws:
     return laws
 
 
-def top_tokens(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
-    """The `count` most probable tokens of each law of each row, best first, for drafters on a host.
+def top_tokens(laws: Laws, count: int, gap: float) -> Callable[[int], list[list[int]]]:
+    """The `count` most probable tokens of each law of a row, best first, for drafters on a host.
 
-    Left out is what lies more than `gap` below the best logit, or below the floor.
+    Left out is what lies more than `gap` below the best logit, or below the floor. Rows are asked
+    one by one, at any time.
     """
     logits = laws.logits_BRV
     top = logits.topk(min(count, logits.shape[-1]), -1)
@@ -199,7 +200,8 @@ def top_tokens(laws: Laws, count: int, gap: float) -> list[list[list[int]]]:
     if laws.floor_BR is not None:
         least = torch.maximum(least, laws.floor_BR[..., None])
     tokens = torch.where(top.values >= least, top.indices, -1).tolist()
-    return [[[token for token in one if token >= 0] for one in row] for row in tokens]
+    found = [[[token for token in one if token >= 0] for one in row] for row in tokens]
+    return found.__getitem__
 
 
 def widened(table_BRk: Tensor, count: int) -> Tensor:
