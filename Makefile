@@ -107,7 +107,8 @@ test-all: lint types
 test-capped: $(STAMP)
 	@if [ "$$(uname -m)" = x86_64 ]; then \
 	  $(CAP) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m $(EVERY) $(NUMERIC) && \
-	  for level in $$($(BIN)/python -c '$(BETWEEN)'); do \
+	  levels=$$($(BIN)/python -c '$(BETWEEN)') && \
+	  for level in $$levels; do \
 	    echo "test-capped: kernels with $$level" && \
 	    OUTRIDER_ISA=$$level OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m $(EVERY) $(BY_LEVEL) || exit 1; \
 	  done; \

@@ -18,7 +18,7 @@ TALK = [{"role": "user", "content": "w7 w8"}]
 @pytest.mark.parametrize("form", ["file", "path", "text"])
 def test_conversations_are_written_by_it(tmp_path, form):
     file = tmp_path / "own.jinja"
-    file.write_text(TEMPLATE)
+    file.write_text(TEMPLATE, encoding="utf-8-sig")  # as some editors write it
     given = {"file": str(file), "path": file, "text": TEMPLATE}[form]
     bare = words()
     speculator = load(llama(), tokenizer=bare, chat_template=given, **PLAIN)
@@ -50,14 +50,37 @@ def test_images_stand_in_it(tmp_path):
     ("given", "said"),
     [
         ("nowhere.jinja", "chat_template cannot be read; got 'nowhere.jinja'"),
-        ("{% for %}", "chat_template is no template; got '{% for %}' .*line 1"),
+        ("{% for %}", "chat_template is no template; got '{% for %}' .Expected an expression"),
+        ("{{ messages | nofilter }}", "is no template; got .*No filter named 'nofilter'"),
+        ("{% break %}", "is no template; got .*outside loop"),
+        ({"default": TEMPLATE}, "chat_template must be a file, or the text of a template"),
+        (TEMPLATE.encode(), "chat_template must be a file, or the text of a template"),
     ],
 )
 def test_what_is_no_template_is_refused(given, said):
     with pytest.raises(outrider.ConfigurationError, match=said):
         load(llama(), tokenizer=words(), chat_template=given, **PLAIN)
-    with pytest.raises(outrider.ConfigurationError, match="with a tokenizer; got none"):
-        load(llama(), chat_template=TEMPLATE, **PLAIN)
+
+
+def test_without_a_tokenizer_of_transformers_there_are_no_conversations():
+    for tokenizer, got in ((None, "none"), (Bytes(), "Bytes")):
+        with pytest.raises(outrider.ConfigurationError, match=f"of transformers; got {got}"):
+            load(llama(), tokenizer=tokenizer, chat_template=TEMPLATE, **PLAIN)
+
+
+class Bytes:
+    """A tokenizer that is no class of transformers'."""
+
+    __slots__ = ()
+
+    def __call__(self, text):
+        return {"input_ids": [*text.encode()]}
+
+    def decode(self, token_ids, *, skip_special_tokens, clean_up_tokenization_spaces):
+        return bytes(token_ids).decode()
+
+    def get_vocab(self):
+        return {chr(n): n for n in range(32)}
 
 
 def test_one_that_refuses_a_message_of_no_words_is_taken():

@@ -256,14 +256,14 @@ def refuse_untemplated(speculator: "Speculator", target: str | None, do: str) ->
     """Refuse a model that nobody can talk with, and say what to do with it."""
     if has_template(speculator):
         return
-    does = f"goes on from text; {do}"
+    does = f"goes on from text; {do}, or give --chat-template FILE"
     if speculator.hearing is not None:
         does = "turns speech into text; use `outrider transcribe`"
     elif speculator.opening is not None:
         does = "reads a source beside its own text; use `outrider generate --source`"
     raise ConfigurationError(
         f"{target or 'the shipped target'} has no chat template; got a model that {does}, or "
-        "--model with an instruct model, or --chat-template FILE"
+        "--model with an instruct model"
     )
 
 

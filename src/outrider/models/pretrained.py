@@ -317,34 +317,39 @@ def resolve_tokenizer(
         ) from error
 
 
-def with_chat_template(
-    tokenizer: PreTrainedTokenizerBase | None, given: str | Path
-) -> PreTrainedTokenizerBase:
+def with_chat_template(tokenizer: Tokenizer | None, given: str | Path) -> PreTrainedTokenizerBase:
     """A copy of this tokenizer with a chat template that is given as a file, or as its text.
 
-    Raises ConfigurationError for a file that is not there and for what is no template.
+    Raises ConfigurationError for a file that is not there, for what is no template, and for a
+    tokenizer that is not transformers'.
     """
-    text, what = str(given), "chat_template"
-    if isinstance(given, Path) or not re.search(r"[{\n]", text):
+    what = "chat_template"
+    if not isinstance(given, (str, Path)):
+        arguments.refuse(what, "a file, or the text of a template", given, "name the file")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        got = "none" if tokenizer is None else type(tokenizer).__name__
+        raise ConfigurationError(
+            f"{what} is for a model with a tokenizer of transformers; got {got}; give "
+            "tokenizer=..., too, or leave it out"
+        )
+    text = str(given)
+    if isinstance(given, Path) or not re.search(r"\{[{%]", text):
         try:
-            text = Path(given).read_text(encoding="utf-8")
+            text = Path(given).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             do = "give a file, or the text of a template in Jinja"
             raise ConfigurationError(
                 f"{what} cannot be read; got {str(given)!r} ({kind_of(error)}); {do}"
             ) from error
-    if tokenizer is None:
-        raise ConfigurationError(
-            f"{what} is for a model with a tokenizer; got none; give tokenizer=..., too"
-        )
-    tokenizer = copy.copy(tokenizer)
-    tokenizer.chat_template = text
+    own: PreTrainedTokenizerBase = copy.copy(tokenizer)
+    own.chat_template = text
     try:
-        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+        own.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     except Exception as error:  # that it refuses such a message is its own affair
-        if type(error).__name__ == "TemplateSyntaxError":
+        kinds = {kind.__name__ for kind in type(error).__mro__}  # Jinja is imported by it alone
+        if kinds & {"SyntaxError", "TemplateSyntaxError"}:
             raise ConfigurationError(
-                f"{what} is no template; got {arguments.shown(given)} ({first_line(error)}, line "
-                f"{error.lineno}); write it in Jinja, as tokenizers have it"  # type: ignore[attr-defined]
+                f"{what} is no template; got {arguments.shown(given)} ({first_line(error)}); write "
+                "it in Jinja, as tokenizers have it"
             ) from error
-    return tokenizer
+    return own

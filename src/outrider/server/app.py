@@ -371,7 +371,7 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(http: HttpRequest, error: RequestValidationError) -> JSONResponse:
         kind = http.headers.get("content-type", "nothing").partition(";")[0].strip()
-        audio = http.url.path.startswith("/v1/audio/")
+        audio = "/v1/audio/" in http.url.path  # behind whatever a program mounts it under
         if not kind.startswith("multipart/") and (audio or kind != "application/json"):
             what, form, how = _FORM if audio else _JSON
             what += f"; got content type {kind!r}; send 'content-type: {form}' (curl: {how})"

@@ -114,7 +114,8 @@ def chat_prompt(known: TextModelInfo, parsers: Parsers, body: ChatCompletionRequ
         if parsers.tools is None or "tools" not in chat_template(tokenizer):
             raise APIError(
                 "this model's chat template says nothing of tools, or writes calls in a way that "
-                "is not known here; leave tools out, or start the server with --tool-call-parser",
+                "is not known here; leave tools out, or start the server with --tool-call-parser "
+                "or --chat-template",
                 "tools",
             )
         calls = ToolCalls(choice, parsers.tools)

@@ -161,10 +161,11 @@ def chat(
     template  what the chat template is told besides, such as `tools`
     """
     if not isinstance(tokenizer, PreTrainedTokenizerBase) or tokenizer.chat_template is None:
+        own = isinstance(tokenizer, PreTrainedTokenizerBase)
+        do = "load the model with chat_template=... (--chat-template FILE), or " if own else ""
         raise ConfigurationError(
             f"prompt {number} is a list of messages, but there is no chat template; got "
-            f"{'no tokenizer' if tokenizer is None else 'a tokenizer without one'}; load the model "
-            "with chat_template=... (--chat-template FILE), or give text"
+            f"{'no tokenizer' if tokenizer is None else 'a tokenizer without one'}; {do}give text"
         )
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:

@@ -14,8 +14,8 @@ INTRODUCTION = """# Beside what people would use instead
 
 Engines in processes of their own, pinned to the same cores, in turn on the same prompts or
 recordings and on the same weights. Greedy. Times are processor seconds of the whole process,
-prompts included, unless they say "wall"; "behind the first token" leaves out a call for one token
-(of the first six prompts).
+prompts included, unless they say "wall", or the section that it compares by the clock; "behind the
+first token" leaves out a call for one token (of the first six prompts).
 Brackets are 95 % intervals over prompts (a jackknife, `outrider_lab.bench.intervals`). llama.cpp's
 memory has the pages of the mapped file in it, ours the interpreter, torch and transformers.
 `OUTRIDER_ISA` caps our kernels, `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA` torch's,
@@ -100,7 +100,7 @@ def _section(name: str, found: Row, page: Path, pictures: bool) -> str:
             lines += [f"{title}:\n", markdown(rows)]
     picture = found.get("picture") or (_draw(name, found, page) if pictures else None)
     if picture is not None:
-        lines.append(f"![processor time of {found['title']}]({picture})\n")
+        lines.append(f"![time of {found['title']}]({picture})\n")
     lines += [f"- left out: {arm}: {why}" for arm, why in found["left out"].items()]
     its = found["machine"]
     versions = ", ".join(

@@ -17,6 +17,7 @@ PLAIN, DEFAULT, DRAFT = (f"{OURS}, {way}" for way in ("plain", "nothing set", "d
 LLAMA_PLAIN = "llama.cpp"
 MODES = ("NGRAM_SIMPLE", "NGRAM_CACHE", "NGRAM_MAP_K", "NGRAM_MOD")
 _COMPILING, _PATIENCE = "still being compiled", 4
+_NAMES = {"cpu": "ms a token, CPU", "wall": "wall"}
 FIRSTS = 6  #: prompts whose first token is timed apart, which reads them once more
 WIDTHS = (1, 2, 3, 4, 6, 8)
 
@@ -27,10 +28,10 @@ class TextRequest:
 
     model, draft  GGUF files
     own, peer     the Python of our process, and of the others'
-    cores         that every process is pinned to; () none
+    cores         that every process is pinned to; () none. Several: ways are compared by the
+                  clock, as threads share a token's work
     modes         of llama.cpp besides plain decoding and its draft model
     engines       names of the peers that are there
-                  several: times are told by the clock, as threads share a token's work
     rounds        calls of ours on each prompt: sums are of the first, as the others' are (some of
                   them remember what they wrote); the fastest says whether a prompt loses to plain
     """
@@ -256,8 +257,7 @@ def _row(found: TextFigures, name: str, best: str | None) -> Row:
     firsts = sorted(1e3 * row["first_wall"] for row in rows if "first_wall" in row)
     row: Row = {
         "engine": name,
-        "ms a token, CPU": _token(rows, "cpu"),
-        "wall": _token(rows, "wall"),
+        **{_NAMES[clock]: _token(rows, clock) for clock in sorted(_NAMES, key=found.clock.__ne__)},
         "behind the first token": _after_first(rows, found.clock),
         "first token, ms (median)": firsts[len(firsts) // 2],
         "peak MB": max(one["memory"] for one in rows),
