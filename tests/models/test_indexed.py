@@ -9,9 +9,10 @@ from outrider import verifiers
 from outrider.drafters import DraftModel, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
-from outrider.models import TreeDecoder, adapt, load_checks, runner_of
+from outrider.models import TreeDecoder, adapt, isa, load_checks, runner_of, weight_only
+from outrider.models.cpu_kernels import build as kernels
 from outrider.models.positions import IndexedRunner
-from outrider.models.prefill import ingest, of_tree
+from outrider.models.prefill import causal, ingest, of_tree
 from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import from_parents
 
@@ -45,6 +46,23 @@ KINDS = ("deepseek_v32", "glm_moe_dsa")
 
 def model_of(kind):
     return build(AutoConfig.for_model(kind, **SIZES), "eager")
+
+
+@pytest.mark.skipif(kernels.unbuilt() is not None, reason=str(kernels.unbuilt()))
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_packed_weights_leave_the_choice_as_it_is(kind, monkeypatch):
+    """A name of our own for torch's attention made these models attend to everything."""
+    monkeypatch.setattr(isa, "has_bf16_products", lambda: True)  # what is rounded is looked after
+    model = build(AutoConfig.for_model(kind, **SIZES), "sdpa")
+    weight_only.keep(model, "bfloat16", "the target")
+    ids = torch.randint(3, 97, (1, 40), generator=torch.Generator().manual_seed(1))
+    before = model(ids, use_cache=False).logits[0]
+    target = adapt(model)
+    nodes = causal(ids, torch.arange(40)[None], CAPACITY)
+    after = target.forward(target.open(1, CAPACITY), nodes).logits_BQV[0]
+    near = {"rtol": 1e-3, "atol": 0.02 * float(before.abs().max())}
+    torch.testing.assert_close(after, before, **near)
 
 
 @pytest.mark.parametrize("kind", KINDS)

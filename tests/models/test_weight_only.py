@@ -93,7 +93,9 @@ def in_pieces(model, ids, sizes):
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", ["gemma3_text", "granite"])
+@pytest.mark.parametrize(
+    "kind", ["gemma3_text", "granite", "phi3", "olmo2", "starcoder2", "minicpm3", "youtu"]
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @torch.inference_mode()
 def test_a_token_of_an_own_forward_has_its_bits_in_calls_of_any_size(kind, dtype, monkeypatch):
@@ -102,6 +104,11 @@ def test_a_token_of_an_own_forward_has_its_bits_in_calls_of_any_size(kind, dtype
     monkeypatch.setattr(isa, "has_bf16_products", lambda: True)  # what is rounded is looked after
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    latent = {"q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 32}
+    latent |= {"qk_nope_head_dim": 48, "qk_rope_head_dim": 16}
+    if kind in ("minicpm3", "youtu"):  # whose values are narrower than what is asked with
+        del sizes["head_dim"]
+        sizes |= latent
     config = AutoConfig.for_model(kind, vocab_size=64, pad_token_id=0, **sizes, **heads)
     ids = torch.randint(3, 64, (2, 96), generator=torch.Generator().manual_seed(1))
     cuts = ([1] * 96, [2] * 48, [3] * 32, [90, 1, 2, 3], [7] * 13 + [5])

@@ -9,19 +9,16 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from torch.nn import functional as F
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, output_capturing
 
 from outrider.errors import UnsupportedModel
@@ -38,7 +35,6 @@ from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, found, read, vocabulary_of
 from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.model_lock import CONFIGURATION, evaluating, mine, parts_of, sharded
-from outrider.models.unsupported import STEADY
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -113,7 +109,13 @@ def _arguments(model: PreTrainedModel) -> frozenset[str]:
 def _looks_up(model: PreTrainedModel) -> bool:
     """Whether layers look the function up that attends, and it is torch's."""
     backend: bool = model._supports_attention_backend
-    return backend and decoder_of(model.config)._attn_implementation in ("sdpa", STEADY)
+    return backend and decoder_of(model.config)._attn_implementation == _FUSED
+
+
+_FUSED = "sdpa"
+_theirs = ALL_ATTENTION_FUNCTIONS[_FUSED]
+#: Whether a call is under way whose rows have to be alike in all calls.
+_pads: ContextVar[bool] = ContextVar("_pads", default=False)
 
 
 def _attend(
@@ -125,28 +127,43 @@ def _attend(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' fused attention, a row alike in all calls: few rows are padded.
+    """transformers' fused attention, under its name (models ask for it by that); in calls of
+    runners whose products round what they are given, a row alike in all of them.
 
-    Products that round what they are given (`weight_only.rounds_inputs`) make much of a last bit,
-    and torch's attention sums two or three rows in another order than one or four. Without a mask,
-    or with what it is not tried for, it is transformers' own.
+    Such products (`weight_only.rounds_inputs`) make much of a last bit, and torch's attention sums
+    two or three rows in another order than one or four: few rows are padded. Without a mask, or
+    with what it is not tried for, it is transformers' own.
     """
-    size, heads = query.shape[-1], key.shape[1]
     more = given.get("position_bias") is not None or given.get("softcap") is not None
-    if attention_mask is None or attention_mask.shape[1] > 1 or value.shape[-1] != size or more:
-        own: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **given
-        )
+    mask, (heads, queries, size), wide = attention_mask, query.shape[1:], value.shape[-1]
+    if more or not _pads.get() or mask is None or mask.shape[1:3] != (1, queries) or wide > size:
+        own: tuple[Tensor, None]
+        own = _theirs(module, query, key, value, mask, scaling=scaling, **given)
         return own
-    attend, _ = attention.tried(attention.fused, heads, query.shape[1] // heads, size, query.dtype)
-    mask = attend.mask(attention_mask.expand(-1, -1, query.shape[2], -1))
+    groups = heads // key.shape[1]
+    attend, _ = attention.tried(attention.fused, key.shape[1], groups, size, query.dtype)
+    if groups * queries > attend.rows.few[-1]:  # a mask for each head would be large
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        attend = attend._replace(groups=1)
+    if wide < size:  # of latent attention
+        value = F.pad(value, (0, size - wide))
     scale = 1.0 if scaling is None else scaling * size**0.5
     asked = query if math.isclose(scale, 1.0) else query * scale
-    return attend(asked, key, value, mask).transpose(1, 2).contiguous(), None
+    x = attend(asked, key, value, attend.mask(mask))
+    return x[..., :wide].transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(STEADY, _attend)
-AttentionMaskInterface.register(STEADY, sdpa_mask)
+AttentionInterface.register(_FUSED, _attend)
+
+
+@contextmanager
+def _padding(wanted: bool) -> Iterator[None]:
+    """In here few rows of attention are padded, if that is wanted."""
+    before = _pads.set(wanted)
+    try:
+        yield
+    finally:
+        _pads.reset(before)
 
 
 class TransformersRunner:
@@ -193,6 +210,7 @@ class TransformersRunner:
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
         self.layers = self._depth()
+        self._pads = False  #: few rows of attention
         self.rounding = self._rounding() if self.trees else BatchInvariance()
 
     def _rounding(self) -> BatchInvariance:
@@ -208,7 +226,7 @@ class TransformersRunner:
         wide = read(self.config, "hidden_size", int)
         size = read(self.config, "head_dim", int) or (wide or _SIZE * heads) // heads
         if rounds:
-            self.config._attn_implementation = STEADY
+            self._pads = True
             heads = read(self.config, "num_key_value_heads", int) or heads
             return attention.tried(attention.fused, heads, 1, size, self.dtype)[1]
         heads //= read(self.model, "_tp_size", int) or 1  # of a sharded model: its own
@@ -241,7 +259,7 @@ class TransformersRunner:
     ) -> Output:
         tokens_BQ, positions_BQ, _, visible_BQW, _ = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
-        with self.around(keys_BW, positions_BQ, visible_BQW):
+        with self.around(keys_BW, positions_BQ, visible_BQW), _padding(self._pads):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
             at_BQ = positions_BQ + self._offset if self._offset else positions_BQ
             return self._run(cache, ForwardCall(tokens_BQ, at_BQ, mask, last, aux_layers))

@@ -152,6 +152,12 @@ def level() -> Level:
     return have[asked]
 
 
+def up_to(level: Level) -> tuple[Level, ...]:
+    """The levels that this processor has up to this one."""
+    have = available()
+    return have[: have.index(level) + 1]
+
+
 def capped() -> str | None:
     """The name of the level where OUTRIDER_ISA leaves out what the processor has; else None."""
     chosen = level()
@@ -160,8 +166,7 @@ def capped() -> str | None:
 
 def holds(name: str) -> bool:
     """Whether the level in use holds that of this name, such as "avx2"."""
-    names = [one.name for one in available()]
-    return name in names[: names.index(level().name) + 1]
+    return name in (one.name for one in up_to(level()))
 
 
 def has_bf16_products() -> bool:

@@ -76,8 +76,7 @@ SINCE = {
 
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 LAYERS |= {"indexed_attention", "deepseek_sparse_attention"}  # the same, by version
-STEADY = "outrider_steady"  #: torch's, a row alike in all calls (`models.hf`)
-ATTENTION = {"eager", "sdpa", STEADY}
+ATTENTION = {"eager", "sdpa"}
 
 
 #: Families whose decoder may stand alone and then attends to states that another model made.

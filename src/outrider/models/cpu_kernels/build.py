@@ -397,9 +397,24 @@ def _look() -> Library | _Order | str:
     if there is None:
         return f"no C compiler: {compiler[0]!r} is not there"
     about = Path(there).stat()
-    made_of = texts, compiler, there, about.st_mtime_ns, about.st_size, FLAGS, LINKS, level.options
-    name = f"kernels-{isa.family()}-{level.name}-{_digest(made_of)}.so"
-    return _kept(name, _Order(Path(name), tuple(compiler), level, texts, note))
+    for one in reversed(isa.up_to(level)):
+        options = one.options
+        made_of = texts, compiler, there, about.st_mtime_ns, about.st_size, FLAGS, LINKS, options
+        name = f"kernels-{isa.family()}-{one.name}-{_digest(made_of)}.so"
+        found = _kept(name, _Order(Path(name), tuple(compiler), one, texts, note))
+        if not isinstance(found, _Order) or _knows(compiler, options):
+            break
+        note = f" ({compiler[0]!r} does not know {' '.join(options)})"
+    return found
+
+
+def _knows(compiler: list[str], options: tuple[str, ...]) -> bool:
+    """Whether a compiler takes these options: older ones lack those of newer processors."""
+    asked = [*compiler, *options, "-E", "-x", "c", os.devnull, "-o", os.devnull]
+    try:
+        return not subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True).returncode
+    except OSError:  # its build will say why
+        return True
 
 
 def _kept(name: str, order: _Order) -> Library | _Order | str:
