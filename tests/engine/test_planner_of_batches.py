@@ -95,7 +95,7 @@ def test_nothing_is_weighed_anew_while_a_batch_rests(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rows", "gain", "asked"), [(12, 0.05, 10), (12, 0.32, 40), (4, 0.05, 20), (1, 0.05, 8)]
+    ("rows", "gain", "asked"), [(12, 0.05, 10), (12, 0.32, 40), (4, 0.05, 20), (1, 0.05, 11)]
 )
 def test_who_foresees_far_too_little_for_a_batch_is_not_asked_in_every_step(rows, gain, asked):
     """After a step for every four rows. Nearly enough is weighed in every step; a row alone rests
