@@ -320,7 +320,8 @@ def test_texts_of_the_shipped_pair_follow_its_target():
     from outrider_lab.papers.wagner_pairs import shipped_pair
 
     pair = shipped_pair(6)
-    numbers = {tuple(prompt[0].tolist()): i for i, prompt in enumerate(pair.prompts)}
+    texts = (prompt.arguments["input_ids"][0].tolist() for prompt in pair.prompts)
+    numbers = {tuple(ids): i for i, ids in enumerate(texts)}
     count = iter(range(10**6))
 
     def write(prompts):

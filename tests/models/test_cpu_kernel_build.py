@@ -57,9 +57,11 @@ def small(answer):
 
 
 def lasting(tmp_path, script):
-    """A compiler that is `script` of the shell, which finds its arguments in "$@"."""
+    """A compiler that is `script` of the shell, which finds its arguments in "$@"; it knows all
+    options that it is asked about."""
     compiler = tmp_path / "compiler"
-    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    asked = 'case "$*" in *"-E -x c /dev/null"*) exit 0;; esac'
+    compiler.write_text(f"#!/bin/sh\n{asked}\n{script}\n")
     compiler.chmod(0o755)
     return str(compiler)
 
@@ -252,6 +254,22 @@ def test_a_file_in_place_of_the_cache_is_no_obstacle(fresh, tmp_path):
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert build.function("added", WHOLE)(40) == 41
     assert str(tmp_path / "temporary" / "kernels") in build.describe()
+
+
+@needs_cc
+@pytest.mark.skipif(len(isa.available()) < 2, reason="this processor has one level")
+def test_a_compiler_that_does_not_know_a_level_compiles_for_the_one_below(fresh, tmp_path):
+    fresh.setattr(build, "TEXTS", small(1))
+    *_, below, level = isa.up_to(isa.level())
+    unknown = next(one for one in level.options if one not in below.options)
+    fresh.setenv("CC", compiler := lasting(tmp_path, 'exec cc "$@"'))
+    script = f'#!/bin/sh\ncase " $* " in *" {unknown} "*) exit 1;; esac; exec cc "$@"\n'
+    Path(compiler).write_text(script)
+    for _ in range(2):  # the second finds what the first has made
+        anew(fresh)
+        assert build.function("added", (ctypes.c_int64,))(1) == 2
+        assert build.describe().startswith(f"{below.name}, compiled here")
+        assert f"({compiler!r} does not know {' '.join(level.options)})" in build.describe()
 
 
 def test_a_failure_is_remembered_until_the_compiler_or_the_day_is_another(fresh, tmp_path):

@@ -107,7 +107,7 @@ def test_a_token_of_an_own_forward_has_its_bits_in_calls_of_any_size(kind, dtype
     latent = {"q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 32}
     latent |= {"qk_nope_head_dim": 48, "qk_rope_head_dim": 16}
     if kind in ("minicpm3", "youtu"):  # whose values are narrower than what is asked with
-        del sizes["head_dim"]
+        del sizes["head_dim"], heads["num_key_value_heads"]
         sizes |= latent
     config = AutoConfig.for_model(kind, vocab_size=64, pad_token_id=0, **sizes, **heads)
     ids = torch.randint(3, 64, (2, 96), generator=torch.Generator().manual_seed(1))

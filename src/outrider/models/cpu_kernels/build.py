@@ -402,7 +402,7 @@ def _look() -> Library | _Order | str:
         made_of = texts, compiler, there, about.st_mtime_ns, about.st_size, FLAGS, LINKS, options
         name = f"kernels-{isa.family()}-{one.name}-{_digest(made_of)}.so"
         found = _kept(name, _Order(Path(name), tuple(compiler), one, texts, note))
-        if not isinstance(found, _Order) or _knows(compiler, options):
+        if not isinstance(found, _Order) or _knows(compiler, options) or not _knows(compiler, ()):
             break
         note = f" ({compiler[0]!r} does not know {' '.join(options)})"
     return found
@@ -412,8 +412,9 @@ def _knows(compiler: list[str], options: tuple[str, ...]) -> bool:
     """Whether a compiler takes these options: older ones lack those of newer processors."""
     asked = [*compiler, *options, "-E", "-x", "c", os.devnull, "-o", os.devnull]
     try:
-        return not subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True).returncode
-    except OSError:  # its build will say why
+        done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=1)
+        return not done.returncode
+    except (OSError, subprocess.TimeoutExpired):  # its build will say why
         return True
 
 
