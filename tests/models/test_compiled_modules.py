@@ -3,9 +3,11 @@
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import outrider
 from outrider import SamplingParams, Stop
+from outrider.models import hf
 from outrider.models.model_lock import uncompiled
 
 LOAD = {"drafter": "recall", "dtype": "float32", "threads": 1, "pack_weights": False}
@@ -70,3 +72,16 @@ def test_what_is_not_compiled_is_as_it_was():
     model = torch.nn.Linear(2, 2)
     assert uncompiled(model) is model
     assert uncompiled(torch.compile(model)) is model
+
+
+@torch.inference_mode()
+def test_a_program_compiles_other_models_in_one_piece():
+    """Torch's attention is ours by name, and a tracer takes it as its own."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model("gemma3_text", **sizes, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    whole = torch.compile(model, fullgraph=True, backend="eager")
+    ids = torch.tensor([PROMPT])
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is hf._attend
+    assert torch.equal(whole(ids, use_cache=False).logits, model(ids, use_cache=False).logits)

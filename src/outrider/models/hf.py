@@ -134,9 +134,10 @@ def _attend(
     two or three rows in another order than one or four: few rows are padded. Without a mask, or
     with what it is not tried for, it is transformers' own.
     """
+    elsewhere = torch.compiler.is_compiling() or not _pads.get()  # a tracer takes no such variable
     more = given.get("position_bias") is not None or given.get("softcap") is not None
     mask, (heads, queries, size), wide = attention_mask, query.shape[1:], value.shape[-1]
-    if more or not _pads.get() or mask is None or mask.shape[1:3] != (1, queries) or wide > size:
+    if elsewhere or more or mask is None or mask.shape[1:3] != (1, queries) or wide > size:
         own: tuple[Tensor, None]
         own = _theirs(module, query, key, value, mask, scaling=scaling, **given)
         return own
