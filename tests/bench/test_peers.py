@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,17 @@ def test_a_process_that_ends_says_its_last_words():
     words = {"engine": "none", "model": "m", "threads": 1, "cores": []}
     with pytest.raises(engines.EngineGone, match=r"none on m ended with status 1; .*KeyError"):
         engines.EngineProcess(sys.executable, words)
+
+
+def test_several_threads_wait_as_they_do_where_nobody_has_set_anything(monkeypatch):
+    """llama.cpp with two threads that sleep takes twice as long as with one."""
+    told = []
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setattr(engines.subprocess, "Popen", lambda *_, env, **__: told.append(env))
+    for engine, threads in (("outrider", 1), ("outrider", 2), ("llama.cpp, server", 1)):
+        with suppress(AttributeError):  # there is no process
+            engines.EngineProcess("python", {"engine": engine, "model": "m", "threads": threads})
+    assert [one.get("OMP_WAIT_POLICY") for one in told] == ["PASSIVE", None, None]
 
 
 def test_what_is_not_installed_is_said_with_the_command():

@@ -13,9 +13,9 @@ from typing import Any
 from outrider.errors import ConfigurationError, OutriderError
 
 SCRIPT = Path(__file__).with_name("engine_process.py")
-#: Idle threads do not spin on a core that engines share. Servers, which have all cores while it is
-#: their turn, wait as they do where nobody has set anything: with two threads half of a step is
-#: waiting for the other one to wake otherwise.
+#: Idle threads do not spin on a core that engines share. Engines of several threads, and servers,
+#: which have all cores while it is their turn, wait as they do where nobody has set anything: with
+#: two threads half of a step is waiting for the other one to wake otherwise.
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 #: What caps the instructions that torch, oneDNN, ours and CTranslate2 use.
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OUTRIDER_ISA", "CT2_FORCE_CPU_ISA")
@@ -75,9 +75,9 @@ class EngineProcess:
     ) -> None:
         started = time.perf_counter()
         quiet = {"OMP_NUM_THREADS": str(words["threads"]), "TOKENIZERS_PARALLELISM": "false"}
-        if not words["engine"].endswith(", server"):
+        inherited = {name: told for name, told in os.environ.items() if name not in PASSIVE}
+        if words["threads"] == 1 and not words["engine"].endswith(", server"):
             quiet |= PASSIVE
-        inherited = dict(os.environ)
         if words["engine"] == OPENVINO.name:  # under oneDNN's cap its first answer fails
             inherited = {name: told for name, told in inherited.items() if name not in CAPS}
         self._said = tempfile.TemporaryFile()
