@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,14 +77,14 @@ def test_a_process_that_ends_says_its_last_words():
 
 
 def test_several_threads_wait_as_they_do_where_nobody_has_set_anything(monkeypatch):
-    """llama.cpp with two threads that sleep takes twice as long as with one."""
-    told = []
+    """llama.cpp with two threads that sleep at once takes twice as long as with one."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    monkeypatch.setattr(engines.subprocess, "Popen", lambda *_, env, **__: told.append(env))
-    for engine, threads in (("outrider", 1), ("outrider", 2), ("llama.cpp, server", 1)):
-        with suppress(AttributeError):  # there is no process
-            engines.EngineProcess("python", {"engine": engine, "model": "m", "threads": threads})
-    assert [one.get("OMP_WAIT_POLICY") for one in told] == ["PASSIVE", None, None]
+    monkeypatch.setenv("OUTRIDER_ISA", "avx2")
+    asked = [("outrider", 1), ("outrider", 2), ("llama.cpp, server", 1), ("OpenVINO GenAI", 1)]
+    told = [engines.surroundings({"engine": name, "threads": n}) for name, n in asked]
+    assert [one.get("OMP_WAIT_POLICY") for one in told] == ["PASSIVE", None, None, "PASSIVE"]
+    assert [one.get("OUTRIDER_ISA") for one in told] == ["avx2", "avx2", "avx2", None]
+    assert [one["OMP_NUM_THREADS"] for one in told] == ["1", "2", "1", "1"]
 
 
 def test_what_is_not_installed_is_said_with_the_command():

@@ -61,6 +61,16 @@ class EngineGone(OutriderError, RuntimeError):
     """An engine's process ended where an answer was due; the message has its last words."""
 
 
+def surroundings(words: dict[str, Any]) -> dict[str, str]:
+    """The environment of an engine's process."""
+    quiet = {"OMP_NUM_THREADS": str(words["threads"]), "TOKENIZERS_PARALLELISM": "false"}
+    if words["threads"] == 1 and not words["engine"].endswith(", server"):
+        quiet |= PASSIVE
+    # under oneDNN's cap OpenVINO's first answer fails
+    without = {*PASSIVE, *(CAPS if words["engine"] == OPENVINO.name else ())}
+    return {name: told for name, told in os.environ.items() if name not in without} | quiet
+
+
 class EngineProcess:
     """An engine in a process of its own, started and ready.
 
@@ -74,12 +84,6 @@ class EngineProcess:
         self, python: str, words: dict[str, Any], environment: dict[str, str] | None = None
     ) -> None:
         started = time.perf_counter()
-        quiet = {"OMP_NUM_THREADS": str(words["threads"]), "TOKENIZERS_PARALLELISM": "false"}
-        inherited = {name: told for name, told in os.environ.items() if name not in PASSIVE}
-        if words["threads"] == 1 and not words["engine"].endswith(", server"):
-            quiet |= PASSIVE
-        if words["engine"] == OPENVINO.name:  # under oneDNN's cap its first answer fails
-            inherited = {name: told for name, told in inherited.items() if name not in CAPS}
         self._said = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [python, str(SCRIPT), json.dumps(words)],
@@ -87,7 +91,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            env={**inherited, **quiet, **(environment or {})},
+            env={**surroundings(words), **(environment or {})},
         )
         self._name = f"{words['engine']} on {words['model']}"
         self.ready = self._read()
