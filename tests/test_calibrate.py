@@ -270,6 +270,7 @@ TARGET = SimpleNamespace(
     config=None,
     group=None,
     in_blocks=False,
+    stored_types="",
     loaded_dtype=lambda: "float32",
     keeps=lambda *_: False,
 )

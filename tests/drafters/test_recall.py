@@ -212,12 +212,10 @@ def test_who_names_no_drafter():
 def test_steps_without_a_draft_that_are_read_at_once_tell_the_same():
     draws, late, soon = random.Random(1), row([1, 2, 3], {}), row([1, 2, 3], {})
     most = recall.Most(8, 8, chain=False)
-    draft, none = deterministic_tree.chains([[3], [3]], DrawKind.FIXED), torch.zeros(2, 0)
     for at in range(60):
         token, likely = draws.randrange(6), draws.sample(range(6), 3)
-        verdict = Verdict(none, torch.zeros(2), torch.tensor([9, token]))
         for each in (late, soon):
-            each.follows(1, draft, verdict, [[[]], [likely]].__getitem__)
+            each.follows(token, 1, [[[]], [likely]].__getitem__)
         soon.settle()
         assert len(late.unread) < recall.UNREAD
         if at % 5 == 4:

@@ -95,7 +95,7 @@ def test_nothing_is_weighed_anew_while_a_batch_rests(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rows", "gain", "asked"), [(12, 0.05, 10), (12, 0.32, 40), (4, 0.05, 20), (1, 0.05, 11)]
+    ("rows", "gain", "asked"), [(12, 0.05, 10), (12, 0.32, 40), (4, 0.05, 20), (1, 0.05, 9)]
 )
 def test_who_foresees_far_too_little_for_a_batch_is_not_asked_in_every_step(rows, gain, asked):
     """After a step for every four rows. Nearly enough is weighed in every step; a row alone rests
@@ -109,10 +109,11 @@ def test_who_foresees_far_too_little_for_a_batch_is_not_asked_in_every_step(rows
     view = BatchView([row._replace(foresee=foresee) for row in rows_of(rows)], rows)
     assert not any(played(state, view, [0] * rows, 40))
     assert len(counted) == rows * asked
-    played(state, view, [0] * rows, 1)
-    counted.clear()
-    played(state, view._replace(rows=view.rows[1:] or view.rows), [0] * max(rows - 1, 1), 1)
-    assert len(counted) == max(rows - 1, 1)  # a row has left
+    if rows > 1:
+        played(state, view, [0] * rows, 1)
+        counted.clear()
+        played(state, view._replace(rows=view.rows[1:]), [0] * (rows - 1), 1)
+        assert len(counted) == rows - 1  # a row has left
 
 
 def test_what_is_foreseen_is_weighed_as_soon_as_it_is_asked_for():

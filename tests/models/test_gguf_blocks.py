@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider import SamplingParams, Stop, StopConditions
+from outrider import SamplingParams, Stop, StopConditions, loading
 from outrider.errors import ConfigurationError
-from outrider.models import LlamaRunner, isa, weight_only
+from outrider.models import LlamaRunner, calibrate, isa, weight_only
 from outrider.models.gguf import GgufFile
 from outrider.models.sources import ModelSource
 from outrider_lab.certify import Power, certify
@@ -189,3 +189,33 @@ def test_a_draft_of_the_targets_layers_and_another_types_file(files):
         return [token for block in run for token in block.token_ids]
 
     assert greedy(made) == greedy(plain)
+
+
+def test_a_file_of_another_type_is_measured_by_itself(files, monkeypatch):
+    """Files of one model differ in nothing but the types of their tensors: a step in 4 bits is not
+    planned by what one in 8 bits takes, nor by its threads."""
+    asked = {}
+    monkeypatch.setattr(calibrate, "recall_costs", lambda key: asked.setdefault("costs", key))
+    monkeypatch.setattr(calibrate, "recall", lambda key: asked.update(threads=key))
+    monkeypatch.setattr(calibrate, "cores", lambda: 2)
+
+    class Asked(Exception):
+        pass
+
+    def stop(*_, **__):
+        raise Asked
+
+    monkeypatch.setattr(loading, "Engine", stop)
+    monkeypatch.setattr(calibrate, "choose", stop)
+    keys = {}
+    for kind in ("Q8_0", "Q4_1", "BF16"):
+        for threads in (1, "auto"):
+            with pytest.raises(Asked):
+                outrider.load(files("llama", kind), drafter="recall", threads=threads)
+        keys[kind] = dict(asked)
+        asked.clear()
+        with pytest.raises(Asked):
+            outrider.load(files("llama", kind), drafter="recall", threads=1)
+        assert asked == {"costs": keys[kind]["costs"]}  # and the same file by what it took
+        asked.clear()
+    assert all(len({each[what] for each in keys.values()}) == 3 for what in ("costs", "threads"))

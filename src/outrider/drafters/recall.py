@@ -96,7 +96,7 @@ class RecallRow:
         self.text, self.after, self.watched = text, after, watched
         self.copied, self.recycled = copied, own
         self.instead: Sequence[int] = ()
-        self.unread: list[tuple[int, Draft, Verdict, Likely]] = []
+        self.unread: list[tuple[int, int, Likely]] = []
         self.grown: GrowingTree | None = None
 
     def copy(self) -> "RecallRow":
@@ -143,18 +143,18 @@ class RecallRow:
         found.sort(reverse=True)
         return found
 
-    def follows(self, at: int, draft: Draft, verdict: Verdict, likely: Likely) -> None:
-        """A step without a draft added a token to each row, this one's place among them is `at`."""
-        self.unread.append((at, draft, verdict, likely))
+    def follows(self, token: int, at: int, likely: Likely) -> None:
+        """A step without a draft added a token; the row's place in that step is `at`."""
+        self.unread.append((token, at, likely))
         if len(self.unread) >= UNREAD or self.watched is not None:  # others read a watched text
             self.settle()
 
     def settle(self) -> None:
         """Read what is unread."""
-        for at, draft, verdict, likely in self.unread:
-            text = self.text.tokens
+        text = self.text.tokens
+        for following, at, likely in self.unread:
             before, token = text[-2] if len(text) > 1 else -1, text[-1]
-            self.read(deterministic_tree.committed(draft, verdict)[at])
+            self.read((following,))
             self.after.keep(before, token, likely(at)[0])
         self.unread.clear()
 
@@ -382,11 +382,11 @@ class Recall:
     ) -> None:
         """Read what was kept, and keep what the target holds likely at every node."""
         best = ops.top_tokens(scores.laws, WIDTH, GAP)
-        if draft.tree.nodes == 1:
-            for at, row in enumerate(memory.rows):
-                row.follows(at, draft, verdict, best)
-            return
         added = deterministic_tree.committed(draft, verdict)
+        if draft.tree.nodes == 1:
+            for at, (row, tokens) in enumerate(zip(memory.rows, added, strict=True)):
+                row.follows(tokens[0], at, best)  # no tensor of the step is held until it is read
+            return
         bigrams = deterministic_tree.bigrams(draft)
         refused = deterministic_tree.refused(draft, verdict, [len(nodes) for nodes in bigrams])
         each = zip(memory.rows, added, bigrams, refused, strict=True)

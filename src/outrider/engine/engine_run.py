@@ -112,7 +112,7 @@ class EngineRun(Iterator[StepOutput]):
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(max_num_seqs))
         #: Whether the planner is not asked ahead of the step under way; steps it has not been told.
-        self._rests, self._untold = False, list[ReadOutput]()
+        self._rests, self._untold = False, list[StepReport]()
         self._planned: list[int] = []  #: the rows that it was asked of last
         self._closed = False
         self._clock, self._mark = Clock(self._device), 0.0
@@ -378,24 +378,25 @@ class EngineRun(Iterator[StepOutput]):
 
         While it rests several steps are told at once, as one by one costs several times as much.
         """
-        self._untold += steps
+        late = bool(self._outputs.lag)
+        for output, blocks in steps:  # none of its tensors is held until the planner is told
+            tree, took = output.draft.tree, None
+            if output.seconds is not None and not late:
+                took = 1e3 * output.seconds
+            self._untold.append(StepReport(blocks, tree.nodes, tree.max_depth, took, late))
         if self._rests and not any(block.finish_reason for _, each in steps for block in each):
             return
-        steps, self._untold = self._untold, []
+        untold, self._untold = self._untold, []
         watch, batch = self.engine.watch, self._scheduler.batch
-        for output, blocks in steps:
-            tree, took = output.draft.tree, None
-            if output.seconds is not None and not self._outputs.lag:
-                took = 1e3 * output.seconds
-            late = bool(self._outputs.lag)
-            step = StepReport(blocks, tree.nodes, tree.max_depth, took, late)
+        for step in untold:
             if not watch.over and batch is not None:
+                watched = step.blocks
                 if self.engine.mixed is not None:  # what a draft model may have drafted, no copies
                     asked = self.engine.mixed.by_model(batch.memory)
                     each = zip(self._scheduler.rows, asked, strict=True)
                     rows = {request_id for request_id, by_model in each if by_model}
-                    blocks = [block for block in blocks if block.request_id in rows]
-                if watch.observe(blocks):
+                    watched = [block for block in watched if block.request_id in rows]
+                if watch.observe(watched):
                     context, row = batch.context, 0
                     self.engine.note_zero(context.tokens_BL[row, : context.length_B[row]].tolist())
             self._plan = self.engine.planner.learn(self._plan, step)

@@ -29,6 +29,7 @@ class TargetBoundSource(ABC):
     stands_alone: ClassVar[bool] = False
     config: PretrainedConfig
     draft_dtype: str | None = None  #: what it is best kept in; None: in the target's dtype
+    stored_types: ClassVar[str] = ""  #: as of a `ModelSource`
 
     def __init__(self, target: ModelSource, given: Any) -> None:
         self.target, self.given = target, given

@@ -74,8 +74,9 @@ def resolve_runtime(
     threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, calibrate.cores()})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0], kept), None
-    about = repr(kept) if kept else ""
-    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]), about=about)
+    measured = (target, *drafts[:1])
+    about = repr((kept, *(source.stored_types for source in measured)))
+    identity = calibrate.key(*(source.config for source in measured), about=about)
     for choices in (dtypes, threads, packings):
         identity += f"-{'-'.join(map(str, choices))}"
     identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result

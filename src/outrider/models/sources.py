@@ -1,9 +1,11 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -295,6 +297,14 @@ class ModelSource:
     def stored(self) -> gguf.GgufFile:
         """The tensors of a GGUF file. Raises ConfigurationError for a damaged one."""
         return gguf.open_file(self._where, self._how)
+
+    @cached_property
+    def stored_types(self) -> str:
+        """Of a GGUF file how many tensors have which type, "" of anything else: what a step costs
+        depends on it, and nothing of it is in the configuration."""
+        if not self.in_blocks:
+            return ""
+        return repr(sorted(Counter(each.kind for each in self.stored().tensors.values()).items()))
 
     @property
     def quantised_by(self) -> str | None:

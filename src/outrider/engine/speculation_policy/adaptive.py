@@ -40,8 +40,7 @@ LOOK = 0.25  #: of reading: what the first look behind it may cost
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
 DARE = 1.0  #: plain steps that drafts of a row may take longer than what they have brought it
 ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too little is not asked
-VAIN_LOOKS = 2  #: at a row alone, in a row, for a step of rest behind them
-LONGEST_REST = 5
+LONGEST_REST = 5  #: behind looks at a row alone, in a row, that were in vain: a step for each
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 _LENGTH, _GREEDY = attrgetter("length"), attrgetter("greedy")
 
@@ -143,7 +142,7 @@ class Adaptive:
         state.view, state.context = view, max(rows, key=_LENGTH).length
         if not state.drafts or (view.dropped and view.ignores_drafts):
             return PLAIN
-        if len(state.rows) > 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
+        if len(state.rows) >= 2 * max(view.max_num_seqs, len(rows)):  # some ended from outside
             state.rows = {row.request_id: state.memory(row) for row in rows}
         state.reading = state.prices.read_on(view.unread, len(rows))
         if (
@@ -158,7 +157,7 @@ class Adaptive:
             if best >= 0:
                 return state.drafts[best]
             memory.vain += 1
-            state.rest = min(memory.vain // VAIN_LOOKS, LONGEST_REST)
+            state.rest = min(memory.vain, LONGEST_REST)
             return PLAIN
         if view.ignores_drafts and state.rests and state.rests == _who(state):
             return state.drafts[0] if _due(state, state.loses) else PLAIN
