@@ -6,13 +6,14 @@ must be whole is given as one: 3, not 3.0.
 
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar, cast, runtime_checkable
 
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, kind_of
 
 LONGEST = 80  #: characters of a value in a message
 
@@ -71,6 +72,28 @@ def at_home(given: Any) -> Any:
     if isinstance(given, (str, Path)) and str(given).startswith("~"):
         return type(given)(os.path.expanduser(given))
     return given
+
+
+def template(given: object) -> str:
+    """The text of a chat template that is given as a file, or as its text.
+
+    Raises ConfigurationError for a file that cannot be read, or has no template in it.
+    """
+    what, signs = "chat_template", re.compile(r"\{[{%]")
+    if not isinstance(given, (str, Path)):
+        refuse(what, "a file, or the text of a template", given, "name the file")
+    if isinstance(given, str) and signs.search(given):
+        return given
+    do = "give a file, or the text of a template in Jinja"
+    try:
+        text = Path(at_home(given)).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{what} cannot be read; got {str(given)!r} ({kind_of(error)}); {do}"
+        ) from error
+    if not signs.search(text):
+        raise ConfigurationError(f"{what} is no template; got {str(given)!r} without Jinja; {do}")
+    return text
 
 
 def fields_of(given: object, names: Iterable[str]) -> dict[str, Any]:

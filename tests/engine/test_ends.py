@@ -361,6 +361,25 @@ def test_streamed_text_never_holds_the_beginning_of_a_stop_string():
         assert "".join(told) == words.text
 
 
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_a_stop_string_within_the_least_tokens_is_text(size):
+    class Letters:
+        def decode(self, ids, **_):
+            return "".join(map(chr, ids))
+
+    for least, kept in [(0, 1), (3, 4), (4, 7), (6, 7), (7, None)]:  # one may begin within them
+        words = Detokenizer(Letters(), ("END", "x"), least=least)
+        given = list(map(ord, "xENDENDx"))
+        for at in range(0, len(given), size):
+            words.push(given[at : at + size])
+            if words.stopped_at is not None:
+                break
+        else:
+            words.finish()
+        ends = {1: ("", 1), 4: ("x", 4), 7: ("xEND", 7), None: ("xENDEND", 8)}
+        assert (words.text, words.stopped_at) == ends[kept], (least, size)
+
+
 @pytest.mark.exhaustive
 def test_stop_strings_end_their_own_row_only(arms, held_out):
     whole = arms["plain"].generate(held_out[:2], GREEDY, Stop(20)).completions

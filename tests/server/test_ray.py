@@ -153,6 +153,17 @@ def test_like_prompts_meet_and_others_stay_where_they_are():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, as it is imported
+def test_replicas_are_told_the_text_of_a_chat_template(tmp_path):
+    pytest.importorskip("ray", reason=NO_RAY)
+    from outrider_ray.replicas import ReplicaConfig
+
+    (file := tmp_path / "own.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    assert ReplicaConfig().chat_template is None
+    told = ReplicaConfig(chat_template=file).chat_template
+    assert told == ReplicaConfig(chat_template=told).chat_template == "{{ messages[0].content }}"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, as it is imported
 def test_serve_asks_replicas_in_the_order_of_the_key():
     pytest.importorskip("ray", reason=NO_RAY)
     from ray.serve.request_router import PendingRequest

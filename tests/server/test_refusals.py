@@ -286,6 +286,9 @@ def test_bodies_that_contradict_themselves(server):
     refused(server, 400, BODY | {"n": 5000}, "there is room for")
     regex = {"guided_regex": "a", "response_format": {"type": "json_object"}}
     refused(server, 400, BODY | regex, "give one")
+    for text in ("root ::= (", "a ::= b", "root ::= " + "(" * 20_000):
+        error = refused(server, 400, BODY | {"guided_grammar": text}, "from GBNF to Lark")
+        assert error["param"] == "guided_grammar"
     for name, text in (("guided_regex", "(["), ("guided_grammar", "start: (((")):
         error = refused(server, 400, BODY | {name: text}, "does not compile")
         assert error["param"] == name

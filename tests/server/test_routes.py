@@ -106,6 +106,26 @@ def test_stop_strings_and_tokens_cut_text_tokens_and_usage(shipped, client):
     assert text.startswith(said(ended)[0])
 
 
+def test_stop_strings_wait_for_min_tokens(client):
+    whole = write(client, seed=3, logprobs=0, max_tokens=12)
+    tokens, text = whole.choices[0].logprobs.tokens, said(whole)[0]
+    for least in range(len(tokens)):
+        early = {"extra_body": {"min_tokens": least}, "max_tokens": 12}
+        end = tokens[least]
+        cut = write(client, seed=3, stop=end, **early)
+        before = "".join(tokens[:least])  # one that ends in these is text
+        assert said(cut)[0] == text[: text.index(end, max(len(before) - len(end) + 1, 0))]
+        streamed = write(client, seed=3, stop=end, stream=True, **early)
+        assert "".join(one.choices[0].text for one in streamed) == said(cut)[0]
+
+
+def test_another_chat_template_is_another_fingerprint(shipped, client, monkeypatch):
+    own = write(client, max_tokens=1).system_fingerprint
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", "{{ messages[0].content }}")
+    with serving(shipped) as server:
+        assert write(server.client(), max_tokens=1).system_fingerprint != own
+
+
 def test_log_probabilities_are_the_models_own(shipped, client):
     answer = write(client, seed=5, max_tokens=10, logprobs=3)
     logs = answer.choices[0].logprobs

@@ -66,6 +66,7 @@ def test_schemas_write_the_name(kind, schema, value):
     [
         {"guided_regex": r"a<\|im_end\|>b"},
         {"guided_grammar": 'start: "a" "<|im_end|>" "b"'},
+        {"structured_outputs": {"grammar": 'root ::= "a" end "b"\nend ::= "<|im_end|>"'}},
     ],
 )
 def test_expressions_and_grammars_write_it_too(kind, asked):

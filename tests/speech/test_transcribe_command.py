@@ -166,6 +166,13 @@ def test_what_cannot_be_done_is_one_sentence(capsys, monkeypatch, folder, talks,
     assert "Traceback" not in err
 
 
+def test_of_recordings_with_one_name_those_are_named(capsys, monkeypatch, folder, talks, tmp_path):
+    words = ["one/a.wav", "b.wav", "two/a.mp3", "-o", str(tmp_path), "-m", folder]
+    code, _, err = run(capsys, monkeypatch, *words, *BRIEF)
+    assert code == 2
+    assert "['one/a.wav', 'two/a.mp3']; give each its own --output" in err.replace("\n", " ")
+
+
 def test_compare_tells_both_times_and_that_the_texts_are_one(
     capsys, monkeypatch, folder, talks, tmp_path
 ):

@@ -1,11 +1,16 @@
 """A chat template of one's own stands for the tokenizer's and the processor's."""
 
+import os
+
 import image_folder
 import pytest
+from transformers.tokenization_mistral_common import MistralCommonBackend
 
 import outrider
 from outrider import SamplingParams, Stop
+from outrider.cli.options import config_of
 from outrider.loading import load
+from outrider.models.pretrained import with_chat_template
 from outrider.text.prompts import chat
 from tiny import llama
 from words import tokenizer as words
@@ -60,6 +65,39 @@ def test_images_stand_in_it(tmp_path):
 def test_what_is_no_template_is_refused(given, said):
     with pytest.raises(outrider.ConfigurationError, match=said):
         load(llama(), tokenizer=words(), chat_template=given, **PLAIN)
+
+
+def test_a_file_without_a_template_is_refused(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("no template", encoding="utf-8")
+    with pytest.raises(outrider.ConfigurationError, match=r"no template; got '.*' without Jinja"):
+        load(llama(), tokenizer=words(), chat_template=file, **PLAIN)
+
+
+def test_a_message_of_half_a_character_is_refused_as_a_prompt_is():
+    own = with_chat_template(words(), TEMPLATE)
+    for role in ("system", "user"):
+        with pytest.raises(outrider.PromptError, match=r"prompt 3 is not valid text.* character 3"):
+            chat(own, [{"role": role, "content": "caf\udce9"}, *TALK], 3)
+
+
+def test_a_tokenizer_of_mistral_common_has_no_place_for_one():
+    own = object.__new__(MistralCommonBackend)
+    with pytest.raises(outrider.ConfigurationError, match="mistral-common, which writes them by"):
+        with_chat_template(own, TEMPLATE)
+
+
+def test_commands_read_it_before_another_process_does():
+    """`<(...)` of a shell is a file that this process alone has, and that is read once."""
+    ends = os.pipe()
+    os.write(ends[1], TEMPLATE.encode())
+    os.close(ends[1])
+    try:
+        config = config_of({"chat_template": f"/dev/fd/{ends[0]}"})
+    finally:
+        os.close(ends[0])
+    assert config.chat_template == TEMPLATE
+    assert with_chat_template(words(), config.chat_template).chat_template == TEMPLATE
 
 
 def test_without_a_tokenizer_of_transformers_there_are_no_conversations():

@@ -425,6 +425,8 @@ _AsTyped = make_dataclass("_AsTyped", [(name, TYPED[name], _default(name)) for n
 
 #: Fields whose options are typed as text.
 _READ: dict[str, Callable[[Any], object]] = {
+    # read here: another process has no /dev/fd/63, another machine not the file
+    "chat_template": arguments.template,
     "branching": typed_values.branching,
     "tree_acceptance": lambda given: typed_values.numbers(
         "--tree-acceptance", given, float, "0.6,0.15,0.05"

@@ -256,8 +256,8 @@ def _check(
     twice = next((stem for stem in stems if stems.count(stem) > 1), None)
     if output is not None and twice is not None:
         raise ConfigurationError(
-            f"two recordings would be written as {twice!r} in {output}; got {list(files)}; "
-            "transcribe them one after another"
+            f"two recordings would be written as {twice!r} in {output}; got "
+            f"{[name for name in files if Path(name).stem == twice]}; give each its own --output"
         )
 
 

@@ -9,7 +9,6 @@ tests/models/test_remote_code.py finds loads that go another way.
 import copy
 import importlib
 import logging
-import re
 import sys
 import warnings
 from contextlib import suppress
@@ -321,26 +320,23 @@ def with_chat_template(tokenizer: Tokenizer | None, given: str | Path) -> PreTra
     """A copy of this tokenizer with a chat template that is given as a file, or as its text.
 
     Raises ConfigurationError for a file that is not there, for what is no template, and for a
-    tokenizer that is not transformers'.
+    tokenizer that is not transformers', or of mistral-common, which has no templates.
     """
-    what = "chat_template"
-    if not isinstance(given, (str, Path)):
-        arguments.refuse(what, "a file, or the text of a template", given, "name the file")
+    from transformers.tokenization_mistral_common import MistralCommonBackend  # seldom wanted
+
+    what, text = "chat_template", arguments.template(given)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         got = "none" if tokenizer is None else type(tokenizer).__name__
         raise ConfigurationError(
             f"{what} is for a model with a tokenizer of transformers; got {got}; give "
             "tokenizer=..., too, or leave it out"
         )
-    text = str(given)
-    if isinstance(given, Path) or not re.search(r"\{[{%]", text):
-        try:
-            text = Path(given).read_text(encoding="utf-8-sig")
-        except (OSError, ValueError) as error:
-            do = "give a file, or the text of a template in Jinja"
-            raise ConfigurationError(
-                f"{what} cannot be read; got {str(given)!r} ({kind_of(error)}); {do}"
-            ) from error
+    if isinstance(tokenizer, MistralCommonBackend):
+        raise ConfigurationError(
+            f"{what} is for tokenizers that write conversations by one; got a tokenizer of "
+            "mistral-common, which writes them by its own code; leave it out, or give a folder "
+            "with a tokenizer.json as tokenizer=..."
+        )
     own: PreTrainedTokenizerBase = copy.copy(tokenizer)
     own.chat_template = text
     try:

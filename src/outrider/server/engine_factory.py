@@ -26,6 +26,7 @@ from outrider.server.batch_runners import (
 from outrider.server.engine_loop import EngineLoop, OutputCallback
 from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
 from outrider.server.speculation_methods import MethodRouter
+from outrider.server.tool_parsers import chat_template
 from outrider.speech.prompted_transcriber import PromptedTranscription, prompted
 from outrider.speech.speech_model import WhisperModel
 from outrider.speech.transcriber import Transcription, transcription
@@ -52,7 +53,7 @@ class EngineConfig(NamedTuple):
 
 
 def fingerprint(speculator: Speculator, adapter: str | None = None) -> str:
-    """Names what a seeded text depends on: weights, dtype, processor, libraries, version.
+    """Names what a seeded text depends on: weights, dtype, processor, libraries, version, template.
 
     A hash of what the model says of a few tokens, to the last bit.
     """
@@ -66,7 +67,8 @@ def fingerprint(speculator: Speculator, adapter: str | None = None) -> str:
     run.close()
     for block in run:
         said.append((block.token_ids, block.logprobs, block.likeliest))
-    identity = repr((said, vocab, outrider.__version__, *speculator.defaults.followed)).encode()
+    more = (chat_template(speculator.tokenizer), *speculator.defaults.followed)
+    identity = repr((said, vocab, outrider.__version__, *more)).encode()
     return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
 
 

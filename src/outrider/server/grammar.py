@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import llguidance.numpy
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -347,8 +347,10 @@ def grammar_of(body: BaseRequest) -> str | None:
     try:
         if kind == "regex":
             return str(LLMatcher.grammar_from_regex(text))
-        if kind == "grammar":
+        if kind == "grammar" and "::=" not in text:
             return str(LLMatcher.grammar_from_lark(text))
+        if kind == "grammar":  # GBNF, unless there are rules of Lark as well
+            return str(grammar_from("grammar", text))
         if kind == "choice":
             ways = " | ".join(json.dumps(one) for one in given)
             return str(LLMatcher.grammar_from_lark(f"start: {ways}"))

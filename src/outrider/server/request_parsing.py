@@ -254,14 +254,17 @@ class RequestParser:
         chat: ChatPrompt | None,
     ) -> ChoiceState:
         """A choice of which nothing is written yet."""
-        tokenizer, ends = self.known.tokenizer, request.limits.stop_ids
-        if chat is None:
-            answer = IncrementalText(tokenizer, stop, request.asked, ends)
-            return ChoiceState(index, source, method, request, answer)
-        special, behind = chat.special, chat.behind
         answer = IncrementalText(
-            tokenizer, stop, request.asked, ends, special=special, behind=behind
+            self.known.tokenizer,
+            stop,
+            request.asked,
+            request.limits.stop_ids,
+            special=chat is not None and chat.special,
+            behind=None if chat is None else chat.behind,
+            least=request.sampling.min_new_tokens,
         )
+        if chat is None:
+            return ChoiceState(index, source, method, request, answer)
         named = chat.calls is not None and chat.calls.allowed.named
         return ChoiceState(
             index, source, method, request, answer, parser=chat.parser(), named=named

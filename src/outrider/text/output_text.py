@@ -224,6 +224,7 @@ class Detokenizer:
 
     special  whether special tokens are in the text
     behind   where in a text stop strings are looked for; None: not yet
+    least    stop strings that so many tokens complete, or fewer, are text
     """
 
     def __init__(
@@ -233,6 +234,7 @@ class Detokenizer:
         prompt: Sequence[int] = (),
         special: bool = False,
         behind: Callable[[str], int | None] | None = None,
+        least: int = 0,
     ) -> None:
         if not all(stop_strings):
             raise ConfigurationError("a stop string is empty; got ''; remove it")
@@ -243,6 +245,7 @@ class Detokenizer:
         self.ids: list[int] = list(prompt[-_TAIL:])
         self.text = ""
         self.stopped_at: int | None = None  #: number of tokens that completed a stop string
+        self._least, self._from = least, 0  # tokens that are to come, and the text before them
         self._prefix, self._read, self._told = 0, len(self.ids), 0
         whole = self._text(self.ids)
         if whole.startswith(_HALF):
@@ -324,11 +327,14 @@ class Detokenizer:
 
     def _cut_at_stop_string(self, before: int) -> bool:
         """End the text before the first stop string, if one is there now."""
+        if self._least > 0:
+            self._least, self._from = self._least - 1, len(self.text)
+            return False
         since = 0 if self._behind is None else self._behind(self.text)
         if since is None:
             return False
         start = max(since, before - self._tail)
-        found = [self.text.find(s, start) for s in self.stop_strings]
+        found = [self.text.find(s, max(start, self._from - len(s) + 1)) for s in self.stop_strings]
         places = [at for at in found if at >= 0]
         if not places:
             return False
@@ -343,6 +349,7 @@ class IncrementalText:
 
     special  whether special tokens are in its text
     behind   where stop strings are looked for in a text: behind some place; None: not yet
+    least    stop strings that so many tokens complete, or fewer, are text: vLLM's `min_tokens`
 
     >>> answer = IncrementalText(None, Stop(), (1, 2))
     >>> answer.append(StepOutput(0, [5, 6], 1, "length")).token_ids, answer.tokens
@@ -357,15 +364,15 @@ class IncrementalText:
     logprobs: list[float] | None = None
     special: bool = False
     behind: Callable[[str], int | None] | None = None
+    least: int = 0
 
     def __post_init__(self) -> None:
         self.text = ""  #: what is certain of it: characters that are not complete are held back
         self._worded = 0  # how many of the tokens have become text
-        self._words = (
-            Detokenizer(self.tokenizer, self.stop.strings, self.prompt, self.special, self.behind)
-            if self.tokenizer
-            else None
-        )
+        self._words: Detokenizer | None = None
+        if self.tokenizer:
+            more = (self.special, self.behind, self.least)
+            self._words = Detokenizer(self.tokenizer, self.stop.strings, self.prompt, *more)
         #: Whether a stop string may end it.
         self.watched = self._words is not None and bool(self._words.stop_strings)
 

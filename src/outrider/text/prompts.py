@@ -124,13 +124,7 @@ def encode(
         raise ConfigurationError(
             "a text prompt needs a tokenizer; none was loaded; pass tokenizer=... or give token ids"
         )
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"prompt {number} is not valid text; got {prompt[error.start]!r} at character "
-            f"{error.start}; give UTF-8"
-        ) from error
+    _valid(prompt, number)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         if not special:
             raise ConfigurationError(
@@ -148,6 +142,17 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[object]]:
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return False
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _valid(text: str, number: int) -> None:
+    """Refuse half characters: bytes of a terminal or a file that are no UTF-8 come as such."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"prompt {number} is not valid text; got {text[error.start]!r} at character "
+            f"{error.start}; give UTF-8"
+        ) from error
 
 
 def chat(
@@ -173,6 +178,8 @@ def chat(
                 f"prompt {number} has a message without role and content; got {message!r}; write "
                 '{"role": "user", "content": "..."}'
             )
+        if isinstance(said := message["content"], str):
+            _valid(said, number)
     try:
         ids: list[int] = tokenizer.apply_chat_template(
             list(messages),

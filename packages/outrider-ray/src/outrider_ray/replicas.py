@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from outrider import arguments
 from outrider.loading import load
 from outrider.server.app import ServerConfig, build_app
 from outrider.server.messages import JsonObject
@@ -44,6 +46,8 @@ class ReplicaConfig(BaseModel):
 
     target: str | None = None
     draft: str | None = None
+    #: in Jinja, by its file or its text; read where this is made, as replicas have no such file
+    chat_template: Annotated[str, BeforeValidator(arguments.template)] | None = None
     name: str = "outrider-pair"
     dtype: str = "auto"
     device: str | None = None
@@ -65,6 +69,7 @@ class Replica:
         speculator = load(
             settings.target,
             settings.draft,
+            chat_template=settings.chat_template,
             dtype=settings.dtype,
             device=settings.device,
             threads=threads,

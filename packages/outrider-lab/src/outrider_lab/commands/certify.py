@@ -175,6 +175,11 @@ def command(
         raise ConfigurationError(
             f"--only chooses drafters of --matrix; got --only {only} alone; give --drafter"
         )
+    if setup.chat_template is not None:
+        raise ConfigurationError(
+            "--chat-template is for conversations; got it with prompts, which are read as they "
+            "are; leave it out, and write prompts with the template's marks"
+        )
     for name in (names := only.split(",") if only is not None else list(DRAFTERS)):
         get(name)  # or UnknownName
     speculator = options.load_speculator(setup, dtype)
