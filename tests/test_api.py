@@ -215,6 +215,7 @@ EXCEPTIONS = {
     "models/load_checks.py:": "checks a model before any run",
     "models/gguf_weights.py:": "reads a file before any run",
     "models/cpu_kernels/packed_linear.py:rows": "packed weights lie on a CPU alone",
+    "models/row_padding.py:_grouped_mm": "beside packed weights, which lie on a CPU alone",
     "models/sources.py:not_numbers": "says what is wrong with a model that was just loaded",
     "models/unsupported.py:check_numbers": "looks at weights that were just read",
     "models/layer_subset.py:_check": "reads a draft folder before any run",

@@ -7,7 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import outrider
 from outrider import SamplingParams, Stop
-from outrider.models import hf
+from outrider.models import row_padding
 from outrider.models.model_lock import uncompiled
 
 LOAD = {"drafter": "recall", "dtype": "float32", "threads": 1, "pack_weights": False}
@@ -83,5 +83,5 @@ def test_a_program_compiles_other_models_in_one_piece():
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     whole = torch.compile(model, fullgraph=True, backend="eager")
     ids = torch.tensor([PROMPT])
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is hf._attend
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is row_padding.attend
     assert torch.equal(whole(ids, use_cache=False).logits, model(ids, use_cache=False).logits)

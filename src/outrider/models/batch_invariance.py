@@ -40,7 +40,7 @@ _MANY = (64, 96, 192, 256, 512)
 _STEPS = (1, 2, 4, 8, 16, 32)
 _SEEN = (50, 120, 180, 250, 490, 1000)  #: how far rows see when widths are compared; and
 _SHORT = 14  #: by so much less than each width: the last piece of a wide cache counts if it is seen
-_VERSION = 2
+_VERSION = 3
 
 
 class PaddingPolicy(NamedTuple):
@@ -70,6 +70,17 @@ class PaddingPolicy(NamedTuple):
         """The calls that a padded count of rows takes."""
         size = padded if self.step else self.few[-1]
         return [slice(first, min(first + size, padded)) for first in range(0, padded, size)]
+
+    def over(self, run: Product, x: Tensor) -> Tensor:
+        """`run` over the rows of x [..., R, I], padded and cut: [..., R, O]."""
+        count = x.shape[-2]
+        padded = self.padded(count)
+        if padded > count:
+            x = F.pad(x, (0, 0, 0, padded - count))
+        pieces = self.pieces(padded)
+        parts = [run(x[..., some, :]) for some in pieces] if len(pieces) > 1 else [run(x)]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+        return whole[..., :count, :] if padded > count else whole
 
     def _whole(self, rows: int) -> bool:
         """Whether a call of so many is neither padded nor cut."""
@@ -219,7 +230,7 @@ def _product_rows(
     x = x.to(dtype)
     times = -(-outputs // weight.shape[0])
     run = make(weight.to(dtype).repeat(times, 1)[:outputs].contiguous())
-    counts = [*range(1, 10), 12, 16, 17, 24, 32, 33, 48, 63, _FEW]
+    counts = [*range(1, 18), 24, 25, 31, 32, 33, 48, 49, 63, _FEW]
     return _alike(lambda some: run(x[some]), most, counts, (1,))
 
 

@@ -186,7 +186,8 @@ class TreeDecoder:
 
     @property
     def trees_alike(self) -> bool:
-        return self.dtype.itemsize >= 4 or self.rounding.trees
+        tried = self.dtype.itemsize < 4 or self.rounding.skipped is not None
+        return not tried or self.rounding.trees
 
     @property
     def capturable(self) -> bool:

@@ -6,19 +6,14 @@ that derive something from the cache's length have a subclass each (alibi.py, gp
 """
 
 import inspect
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import repeat_kv
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, output_capturing
 
 from outrider.errors import UnsupportedModel
@@ -35,6 +30,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.config import decoder_of, found, read, vocabulary_of
 from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.model_lock import CONFIGURATION, evaluating, mine, parts_of, sharded
+from outrider.models.row_padding import FUSED, RowPadding
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -109,62 +105,7 @@ def _arguments(model: PreTrainedModel) -> frozenset[str]:
 def _looks_up(model: PreTrainedModel) -> bool:
     """Whether layers look the function up that attends, and it is torch's."""
     backend: bool = model._supports_attention_backend
-    return backend and decoder_of(model.config)._attn_implementation == _FUSED
-
-
-_FUSED = "sdpa"
-_theirs = ALL_ATTENTION_FUNCTIONS[_FUSED]
-#: Whether a call is under way whose rows have to be alike in all calls.
-_pads: ContextVar[bool] = ContextVar("_pads", default=False)
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **given: Any,
-) -> tuple[Tensor, None]:
-    """transformers' fused attention, under its name (models ask for it by that); in calls of
-    runners whose products round what they are given, a row alike in all of them.
-
-    Such products (`weight_only.rounds_inputs`) make much of a last bit, and torch's attention sums
-    two or three rows in another order than one or four: few rows are padded. Without a mask, or
-    with what it is not tried for, it is transformers' own.
-    """
-    elsewhere = torch.compiler.is_compiling() or not _pads.get()  # a tracer takes no such variable
-    more = given.get("position_bias") is not None or given.get("softcap") is not None
-    mask, (heads, queries, size), wide = attention_mask, query.shape[1:], value.shape[-1]
-    if elsewhere or more or mask is None or mask.shape[1:3] != (1, queries) or wide > size:
-        own: tuple[Tensor, None]
-        own = _theirs(module, query, key, value, mask, scaling=scaling, **given)
-        return own
-    groups = heads // key.shape[1]
-    attend, _ = attention.tried(attention.fused, key.shape[1], groups, size, query.dtype)
-    if groups * queries > attend.rows.few[-1]:  # a mask for each head would be large
-        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-        attend = attend._replace(groups=1)
-    if wide < size:  # of latent attention
-        value = F.pad(value, (0, size - wide))
-    scale = 1.0 if scaling is None else scaling * size**0.5
-    asked = query if math.isclose(scale, 1.0) else query * scale
-    x = attend(asked, key, value, attend.mask(mask))
-    return x[..., :wide].transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(_FUSED, _attend)
-
-
-@contextmanager
-def _padding(wanted: bool) -> Iterator[None]:
-    """In here few rows of attention are padded, if that is wanted."""
-    before = _pads.set(wanted)
-    try:
-        yield
-    finally:
-        _pads.reset(before)
+    return backend and decoder_of(model.config)._attn_implementation == FUSED
 
 
 class TransformersRunner:
@@ -211,27 +152,33 @@ class TransformersRunner:
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
         self.layers = self._depth()
-        self._pads = False  #: few rows of attention
+        #: of calls whose rows have to be alike
+        self._padding: Callable[[], AbstractContextManager[None]] = nullcontext
         self.rounding = self._rounding() if self.trees else BatchInvariance()
 
     def _rounding(self) -> BatchInvariance:
         """Found for attention of the decoder's shape, and for linear layers that are sharded.
 
-        Others take care of themselves (`parts`), and attention does (`_attend`) where products
-        round what they are given. What the model does otherwise is not looked at.
+        Others take care of themselves (`parts`), and so do calls where products round what they are
+        given (`row_padding`). What the model does otherwise is not looked at.
         """
-        rounds = weight_only.rounds_inputs(self.model.parameters()) and _looks_up(self.model)
+        rounds = weight_only.rounds_inputs(self.model.parameters())
         if not rounds and not batch_invariance.applies_to(self.dtype, self.device):
             return BatchInvariance()
         heads = read(self.config, "num_attention_heads", int) or batch_invariance.HEADS
         wide = read(self.config, "hidden_size", int)
         size = read(self.config, "head_dim", int) or (wide or _SIZE * heads) // heads
+        torchs = self.model.config._attn_implementation == FUSED
         if rounds:
-            self._pads = True
-            heads = read(self.config, "num_key_value_heads", int) or heads
-            return attention.tried(attention.fused, heads, 1, size, self.dtype)[1]
+            self._padding = RowPadding()
+            asked = read(self.config, "num_key_value_heads", int) or heads
+            forms = [(attention.fused, asked)] if torchs else []
+            if not _looks_up(self.model):
+                forms.append((attention.unscaled, heads))
+            each = [attention.tried(form, n, 1, size, self.dtype)[1] for form, n in forms]
+            odd = {width for found in each for width in found.skipped or ()}
+            return BatchInvariance(skipped=tuple(sorted(odd)))
         heads //= read(self.model, "_tp_size", int) or 1  # of a sharded model: its own
-        torchs = self.model.config._attn_implementation == "sdpa"
         found = batch_invariance.of_attention(
             attention.fused if torchs else attention.products, heads, size, self.dtype
         )
@@ -260,7 +207,7 @@ class TransformersRunner:
     ) -> Output:
         tokens_BQ, positions_BQ, _, visible_BQW, _ = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
-        with self.around(keys_BW, positions_BQ, visible_BQW), _padding(self._pads):
+        with self.around(keys_BW, positions_BQ, visible_BQW), self._padding():
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
             at_BQ = positions_BQ + self._offset if self._offset else positions_BQ
             return self._run(cache, ForwardCall(tokens_BQ, at_BQ, mask, last, aux_layers))

@@ -83,7 +83,7 @@ def product(
     if not batch_invariance.applies_to(weight.dtype, weight.device):
         return run
     rows = rows_of(weight.shape, weight.dtype, packed)
-    return run if rows.free else _padded(run, rows)
+    return run if rows.free else padded(run, rows)
 
 
 def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> PaddingPolicy:
@@ -116,7 +116,7 @@ def steady(layer: torch.nn.Linear) -> BatchInvariantLinear | None:
     rows = rows_of(weight.shape, weight.dtype, packed=False)
     if rows.free:
         return None
-    return BatchInvariantLinear(_padded(lambda x: F.linear(x, layer.weight, layer.bias), rows))
+    return BatchInvariantLinear(padded(lambda x: F.linear(x, layer.weight, layer.bias), rows))
 
 
 def _in_place(layer: torch.nn.Linear, x: Tensor) -> Tensor:
@@ -127,18 +127,16 @@ def _in_place(layer: torch.nn.Linear, x: Tensor) -> Tensor:
     return tile_kernels.multiply(x, weight, layer.bias)
 
 
-def _padded(run: Product, rows: PaddingPolicy) -> Product:
+def padded(run: Product, rows: PaddingPolicy) -> Product:
+    """`run` over x [..., I], whose rows are padded to counts that round alike."""
     few, most = frozenset(rows.few), rows.few[-1]
 
     def multiply(x: Tensor) -> Tensor:
         count = x.shape[:-1].numel()
         if count in few or (count > most and rows.step == 1):
             return run(x)
-        padded = rows.padded(count)
-        flat = F.pad(x.reshape(count, x.shape[-1]), (0, 0, 0, padded - count))
-        parts = [run(flat[some]) for some in rows.pieces(padded)]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return whole[:count].view(*x.shape[:-1], whole.shape[-1])
+        whole = rows.over(run, x.reshape(count, x.shape[-1]))
+        return whole.view(*x.shape[:-1], whole.shape[-1])
 
     return multiply
 

@@ -1,0 +1,145 @@
+"""A row of a model's own forward has its bits in calls of any size, where products round inputs."""
+
+import contextlib
+
+import families
+import pytest
+import torch
+from families import FAMILIES, attentions, build
+from torch.nn import functional as F
+from transformers import AutoConfig
+
+from outrider.models import LlamaRunner, adapt, attention, linear, row_padding, weight_only
+from outrider.models.prefill import causal
+
+pytestmark = pytest.mark.skipif(
+    weight_only.unsupported_reason(torch.device("cpu")) is not None, reason="no kernels"
+)
+SIZES = {
+    "hidden_size",
+    "n_embd",
+    "d_model",
+    "intermediate_size",
+    "intermediate_size_mlp",
+    "ffn_dim",
+}
+SIZES |= {"intermediate_size_mlp", "word_embed_proj_dim"}
+SIZES |= {"head_dim", "moe_intermediate_size", "rotary_dim", "v_head_dim"}
+SIZES |= {"kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "laurel_rank"}
+#: Whose attention is not looked up by the name of torch's, or which have experts.
+OTHERS = ["Mixtral", "Qwen3-MoE", "Gemma 2", "Falcon (rotary)", "Falcon (ALiBi)", "BLOOM", "MPT"]
+OTHERS += ["GPT-Neo", "GPT-J", "CodeGen", "XGLM", "BioGPT", "StableLM", "GPT-OSS", "DeepSeek-V3"]
+OTHERS += ["Llama 4"]
+IN_SHORT = {"Qwen3-MoE", "Gemma 2", "Falcon (ALiBi)", "BLOOM", "GPT-OSS", "Llama 4"}
+LENGTH = 96
+CUTS = ([1] * 96, [2] * 48, [3] * 32, [70, 1, 2, 3, 4, 16], [7] * 13 + [5])
+
+
+def of(name, monkeypatch):
+    """A model four times as wide as the tiny ones, in 8 bits if its layers fit."""
+
+    class Wide:
+        @staticmethod
+        def for_model(kind, **given):
+            def times(n):
+                return [times(each) for each in n] if isinstance(n, list) else 4 * n
+
+            wide = {k: times(v) if k in SIZES else v for k, v in given.items()}
+            return AutoConfig.for_model(kind, **wide)
+
+    monkeypatch.setattr(families, "AutoConfig", Wide)
+    model = build(FAMILIES[name](), attentions(name)[-1])
+    kept = linear.beside(model)
+    weight_only.keep(kept, "bfloat16" if name == "Gemma 3n" else "int8", "it")
+    return kept
+
+
+def logits(target, ids, sizes):
+    """Of a text that is read in calls of so many tokens."""
+    cache, parts, at = target.open(len(ids), 256), [], 0
+    for size in sizes:
+        here = torch.arange(at, at + size).expand(len(ids), -1)
+        at += size
+        nodes = causal(ids[:, here[0]], here, target.width(at))
+        parts.append(target.forward(cache, nodes).logits_BQV)
+    return torch.cat(parts, 1)[0]
+
+
+def alike(target, ids):
+    whole = logits(target, ids[:1], [LENGTH])
+    one = all(torch.equal(logits(target, ids[:1], sizes), whole) for sizes in CUTS)
+    return one and torch.equal(logits(target, ids, CUTS[3]), whole)
+
+
+def some_ids():
+    return torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.exhaustive)
+        for name in FAMILIES
+    ],
+)
+@torch.inference_mode()
+def test_a_token_has_its_bits_in_calls_of_any_size(name, monkeypatch):
+    """Greedy and seeded texts of these depended on how many tokens were drafted."""
+    kept, ids = of(name, monkeypatch), some_ids()
+    target = adapt(kept)
+    own = kept(ids[:1], use_cache=False).logits[0]
+    found = logits(target, ids[:1], [LENGTH])
+    torch.testing.assert_close(found, own, rtol=1e-3, atol=0.02 * float(own.abs().max()))
+    assert alike(target, ids)
+    if isinstance(target.runner, LlamaRunner):
+        return
+    assert not target.trees_alike  # siblings stand in between: other sums
+    by_name = name in ("BioGPT", "StableLM") or name not in (*OTHERS, "Gemma 3n")
+    assert target.runner._padding._looks != by_name  # what needs no looking is not looked at
+    rows, _ = attention.tried(attention.unscaled, 4, 1, 32, torch.float32)
+    if name in OTHERS and not rows.rows.free:
+        monkeypatch.setattr(target.runner, "_padding", contextlib.nullcontext)
+        assert not alike(target, ids)
+
+
+@torch.inference_mode()
+def test_what_is_padded_is_what_torch_computes():
+    random = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=random)
+
+    x, weight, many = normal(2, 3, 32), normal(1, 32), normal(6, 3, 32)
+    weights, ends = normal(4, 32, 16), torch.tensor([1, 1, 3, 6], dtype=torch.int32)
+    cases = {
+        "linear": lambda: F.linear(x, weight, normal(1) * 0 + 1),
+        "transposed": lambda: x @ weight.T,
+        "batched": lambda: torch.bmm(many, many.mT),
+        "added": lambda: torch.baddbmm(many[:, :1, :3], many, many.mT, beta=0.5, alpha=2),
+        "experts": lambda: F.grouped_mm(normal(6, 32) * 0 + x[0, 0], weights, offs=ends),
+        "gate": lambda: torch.sigmoid(x[..., :1]),
+        "outer": lambda: x[..., :1] @ x[..., :1].mT,
+    }
+    for name, run in cases.items():
+        expected = run()
+        with row_padding._Products() as products:
+            found = run()
+        torch.testing.assert_close(found, expected, msg=name)
+        assert found.is_contiguous()
+        assert products.met == (name != "outer")  # of one number a row nothing is summed
+    assert not row_padding._pads.get()
+
+
+@torch.inference_mode()
+def test_a_gate_has_its_bits_beside_others():
+    """Vectors of torch's sigmoid round otherwise than what is left of one."""
+    x = torch.randn(700, generator=torch.Generator().manual_seed(0))
+    with row_padding._Products():
+        whole = torch.sigmoid(x[:, None])
+        assert all(torch.equal(torch.sigmoid(x[:n, None]), whole[:n]) for n in range(1, 90))
+
+
+def test_float32_weights_are_left_as_they_are():
+    target = adapt(build(FAMILIES["Gemma 2"]()))
+    assert target.runner._padding is contextlib.nullcontext
+    assert target.trees_alike
