@@ -9,7 +9,7 @@ from families import FAMILIES, attentions, build
 from torch.nn import functional as F
 from transformers import AutoConfig
 
-from outrider.models import LlamaRunner, adapt, attention, linear, row_padding, weight_only
+from outrider.models import LlamaRunner, adapt, attention, isa, linear, row_padding, weight_only
 from outrider.models.prefill import causal
 
 pytestmark = pytest.mark.skipif(
@@ -85,6 +85,8 @@ def some_ids():
 @torch.inference_mode()
 def test_a_token_has_its_bits_in_calls_of_any_size(name, monkeypatch):
     """Greedy and seeded texts of these depended on how many tokens were drafted."""
+    if name == "Gemma 3n" and not isa.has_bf16_products():
+        pytest.skip("its layers have no whole blocks, and bfloat16 ones round nothing here")
     kept, ids = of(name, monkeypatch), some_ids()
     target = adapt(kept)
     own = kept(ids[:1], use_cache=False).logits[0]
