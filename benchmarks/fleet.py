@@ -61,6 +61,8 @@ def two_nodes():
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": plain}
             nodes.append(subprocess.Popen([*start, *more], **quiet))
             time.sleep(12)
+            if nodes[-1].poll() is not None:  # on a core that is busy it may give up
+                raise SystemExit(f"a node of Ray's ended while it started ({more[0]}); try again")
         yield address
     finally:
         for node in reversed(nodes):

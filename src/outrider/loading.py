@@ -260,7 +260,8 @@ def calibrate_steps(
     sources = resolved.sources
     about: tuple[object, ...] = (setting, resolved.place, drafter.name, drafter.shapes, rule)
     about += (sources[0].shards, measure.CONTEXTS)
-    about += tuple(source.stored_types for source in sources)
+    stored = tuple(source.stored_types for source in sources)
+    about += stored if any(stored) else ()
     if resolved.place.type == "cuda":  # as graphs, steps cost a fraction of what they did
         about += ("graphs",)
     key = calibrate.key(*(source.config for source in sources), about=repr(about))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig
 
 from outrider.models import LlamaRunner, adapt, attention, isa, linear, row_padding, weight_only
+from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.prefill import causal
 
 pytestmark = pytest.mark.skipif(
@@ -128,8 +129,42 @@ def test_what_is_padded_is_what_torch_computes():
             found = run()
         torch.testing.assert_close(found, expected, msg=name)
         assert found.is_contiguous()
-        assert products.met == (name != "outer")  # of one number a row nothing is summed
+        assert products.met
     assert not row_padding._pads.get()
+
+
+@torch.inference_mode()
+def test_what_is_not_read_may_be_anything():
+    """torch looks at no number that is to be multiplied by 0, and writes where it is told to."""
+    many, anything = torch.ones(2, 3, 4), torch.full((2, 3, 3), torch.nan)
+    x = torch.linspace(-2, 2, 54)
+    with row_padding._Products():
+        assert torch.baddbmm(anything, many, many.mT, beta=0).isfinite().all()
+        out = torch.empty(54)
+        assert torch.equal(torch.sigmoid(x, out=out), out)
+        assert out.shape == (54,)
+        assert F.silu(x, inplace=True) is x
+        assert torch.matmul(input=many, other=many.mT).shape == (2, 3, 3)
+        assert torch.bmm(many, mat2=many.mT).shape == (2, 3, 3)
+
+
+def test_rows_are_found_for_so_many_threads(monkeypatch):
+    asked = []
+    monkeypatch.setattr(row_padding, "_rows_of", lambda *key: asked.append(key) or PaddingPolicy())
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        with row_padding._Products():
+            F.linear(torch.ones(3, 4), torch.ones(5, 4))
+    assert [key[-1] for key in asked] == [1, 2]
+
+
+def test_who_has_adapters_is_always_looked_at():
+    for always in (False, True):
+        padding = row_padding.RowPadding(always)
+        for _ in range(2):  # calls that meet no product
+            with padding():
+                pass
+        assert padding._looks == always
 
 
 @torch.inference_mode()

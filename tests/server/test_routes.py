@@ -109,6 +109,10 @@ def test_stop_strings_and_tokens_cut_text_tokens_and_usage(shipped, client):
 def test_stop_strings_wait_for_min_tokens(client):
     whole = write(client, seed=3, logprobs=0, max_tokens=12)
     tokens, text = whole.choices[0].logprobs.tokens, said(whole)[0]
+    first = tokens[0]  # which would end the text at once
+    cut = write(client, seed=3, stop=first, max_tokens=12, extra_body={"min_tokens": 3})
+    assert said(cut)[0].startswith("".join(tokens[:3]))
+    assert said(write(client, seed=3, stop=first, max_tokens=12))[0] == ""
     for least in range(len(tokens)):
         early = {"extra_body": {"min_tokens": least}, "max_tokens": 12}
         end = tokens[least]

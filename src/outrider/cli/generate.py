@@ -165,7 +165,7 @@ def generate(
     end = Stop(max_new_tokens, tuple(map(as_typed, stop or ())))
     check_least([sampling], [end])
     media = attached(image or (), audio or ())
-    _said(chat := chat or bool(media), system, source)
+    _said(chat := chat or bool(media), system, source, setup.chat_template is not None)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
     with budget.postponing():  # what steps cost is measured behind the text
@@ -257,8 +257,12 @@ def _read(
     return text, read, None if reference is None else read_file(reference, "reference")
 
 
-def _said(chat: bool, system: str | None, source: str | None) -> None:
+def _said(chat: bool, system: str | None, source: str | None, template: bool) -> None:
     """Refuse what no chat template has a place for, before any model is loaded."""
+    if template and not chat:
+        raise ConfigurationError(
+            "--chat-template writes chats; got a text to go on with; give --chat, or leave it out"
+        )
     if system is not None and not chat:
         raise ConfigurationError(
             f"--system is the first message of a chat; got {system!r} without one; give --chat"

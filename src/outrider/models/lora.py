@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakSet
 
 import torch
 from safetensors import safe_open
@@ -155,6 +156,15 @@ class _Calls(threading.local):
     now: _Call | None = None
 
 
+#: Models whose layers `LoraBank.attach` has adapted.
+_ADAPTED: "WeakSet[torch.nn.Module]" = WeakSet()
+
+
+def adapted(model: torch.nn.Module) -> bool:
+    """Whether rows of this model's calls may have adapters."""
+    return model in _ADAPTED
+
+
 class LoraBank:
     """The adapters over one model, by name.
 
@@ -251,6 +261,7 @@ class LoraBank:
             plain = own is None and type(part) is torch.nn.Linear
             run = own or (steady(part) if plain else None) or part.forward
             vars(part)["forward"] = self.adapted(run, [name])
+        _ADAPTED.add(made)
         return made
 
     def added(

@@ -87,11 +87,12 @@ class RowPadding:
     """Of all calls of one model.
 
     Every function of torch is looked at until a call has met none but packed products and
-    attention under `FUSED`: looking takes 1 us of each.
+    attention under `FUSED`: looking takes 1 us of each. `always`: whatever a call has met, as where
+    some rows have adapters.
     """
 
-    def __init__(self) -> None:
-        self._looks = True
+    def __init__(self, always: bool = False) -> None:
+        self._looks, self._always = True, always
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -103,7 +104,7 @@ class RowPadding:
                 return
             with _Products() as products:
                 yield
-            self._looks = products.met
+            self._looks = products.met or self._always
         finally:
             _pads.reset(before)
 
@@ -111,7 +112,7 @@ class RowPadding:
 class _Products(TorchFunctionMode):
     """Pads the rows of torch's own products."""
 
-    met = False  #: whether there was one
+    met = False  #: whether there was one, padded or not
 
     def __torch_function__(
         self,
@@ -123,11 +124,17 @@ class _Products(TorchFunctionMode):
         """The same with padded rows, or what it is."""
         padded = _PADDED.get(func)
         given = kwargs or {}
-        answer = None if padded is None else padded(*args, **given)
+        if padded is None or _WRITES.intersection(given) or not args:
+            return func(*args, **given)
+        self.met = self.met or _dense(args[0])
+        answer = padded(*args, **given)
         if answer is None:
             return func(*args, **given)
-        self.met = True
         return answer.contiguous()  # as torch's own are: models take views of them
+
+
+#: Arguments with which a function writes elsewhere than to what it returns.
+_WRITES = frozenset({"out", "inplace"})
 
 
 def _dense(*tensors: object) -> bool:
@@ -144,20 +151,24 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | N
     if not _dense(x, weight) or weight.dim() != 2:
         return None
     flat = x.reshape(-1, x.shape[-1])
-    out = _rows_of(weight.shape).over(lambda some: F.linear(some, weight, bias), flat)
+    out = _rows_of(weight.shape, torch.get_num_threads()).over(
+        lambda some: F.linear(some, weight, bias), flat
+    )
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def _matmul(x: Tensor, other: Tensor) -> Tensor | None:
-    """x [..., R, I] @ other [..., I, O]; one number a row is no sum."""
-    if not _dense(x, other) or min(x.dim(), other.dim()) < 2 or x.shape[-1] == 1:
+def _matmul(x: Tensor, other: Tensor | None = None, *, mat2: Tensor | None = None) -> Tensor | None:
+    """x [..., R, I] @ other [..., I, O]; one number a row is no sum. `bmm` calls it mat2."""
+    other = mat2 if other is None else other
+    if other is None or not _dense(x, other) or min(x.dim(), other.dim()) < 2 or x.shape[-1] == 1:
         return None
     if other.dim() == 2:
         flat = x.reshape(-1, x.shape[-1])
-        out = _rows_of(other.shape[::-1]).over(lambda some: some @ other, flat)
+        rows = _rows_of(other.shape[::-1], torch.get_num_threads())
+        out = rows.over(lambda some: some @ other, flat)
         return out.view(*x.shape[:-1], out.shape[-1])
     size, heads = min(x.shape[-1], other.shape[-1], _LARGEST), x.shape[:-2].numel()
-    rows = _batched(min(heads, batch_invariance.HEADS), size)
+    rows = _batched(min(heads, batch_invariance.HEADS), size, torch.get_num_threads())
     return rows.over(lambda some: torch.matmul(some, other), x)
 
 
@@ -166,7 +177,9 @@ def _baddbmm(
 ) -> Tensor | None:
     """What is added comes behind: one rounding more than torch's, the same in all calls."""
     x = _matmul(batch1, batch2)
-    return None if x is None else input * beta + x * alpha
+    if x is None or not beta:  # then what is added may be anything, NaN, too
+        return None if x is None else x * alpha
+    return input * beta + x * alpha
 
 
 def _times(weight: Tensor, x: Tensor) -> Tensor:
@@ -179,7 +192,7 @@ def _grouped_mm(
     """Rows of x by the weights [I, O] of their expert, the ends of whose rows `offs` has."""
     if not _dense(x, weights) or offs is None or any(one is not None for one in more.values()):
         return None
-    rows = _rows_of(weights.shape[:0:-1])
+    rows = _rows_of(weights.shape[:0:-1], torch.get_num_threads())
     out, start = x.new_zeros(x.shape[0], weights.shape[-1]), 0
     for expert, end in enumerate(offs.tolist()):
         if end > start:
@@ -204,14 +217,15 @@ def _attention(
 
 
 @lru_cache(maxsize=256)
-def _rows_of(shape: torch.Size) -> PaddingPolicy:
+def _rows_of(shape: torch.Size, threads: int) -> PaddingPolicy:
+    """Counts of rows that are good for a weight [O, I], by so many threads: found with these."""
     return linear.rows_of(shape, torch.float32, packed=False)
 
 
 @lru_cache(maxsize=64)
-def _batched(heads: int, size: int) -> PaddingPolicy:
-    """Counts of rows that are good for attention of this size as two products; more are cut, for
-    what multiplies rows may be weights, whose shapes are tried by none."""
+def _batched(heads: int, size: int, threads: int) -> PaddingPolicy:
+    """The same for attention of this size as two products; more are cut, for what multiplies rows
+    may be weights, whose shapes are tried by none."""
     found, _ = attention.tried(attention.unscaled, heads, 1, size, torch.float32)
     return found.rows._replace(step=0)
 

@@ -75,7 +75,8 @@ def resolve_runtime(
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0], kept), None
     measured = (target, *drafts[:1])
-    about = repr((kept, *(source.stored_types for source in measured)))
+    stored = [source.stored_types for source in measured]
+    about = (repr(kept) if kept else "") + "".join(stored)
     identity = calibrate.key(*(source.config for source in measured), about=about)
     for choices in (dtypes, threads, packings):
         identity += f"-{'-'.join(map(str, choices))}"

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import llguidance.numpy
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider import arguments
 from outrider.errors import ConfigurationError
-from outrider.server import call_formats
+from outrider.server import call_formats, gbnf
 from outrider.server.call_formats import gemma_rules
 from outrider.server.errors import APIError
 from outrider.server.messages import Allowed, Function, JsonObject
@@ -347,10 +347,9 @@ def grammar_of(body: BaseRequest) -> str | None:
     try:
         if kind == "regex":
             return str(LLMatcher.grammar_from_regex(text))
-        if kind == "grammar" and "::=" not in text:
-            return str(LLMatcher.grammar_from_lark(text))
-        if kind == "grammar":  # GBNF, unless there are rules of Lark as well
-            return str(grammar_from("grammar", text))
+        if kind == "grammar":
+            is_gbnf = gbnf.is_gbnf(text)
+            return gbnf.convert(text) if is_gbnf else str(LLMatcher.grammar_from_lark(text))
         if kind == "choice":
             ways = " | ".join(json.dumps(one) for one in given)
             return str(LLMatcher.grammar_from_lark(f"start: {ways}"))

@@ -220,7 +220,9 @@ class RequestParser:
                     lora_name=adapter,
                     inputs=None if chat is None else chat.inputs,
                 )
-                choice = self._choice(index, source, method, request, stop, chat)
+                choice = self._choice(
+                    index, source, method, request, stop, chat, body.min_tokens or 0
+                )
                 choice.tells_ids = body.return_token_ids
                 if body.prediction is not None:
                     choice.predicted = PredictionCounts(reference)
@@ -252,8 +254,9 @@ class RequestParser:
         request: Request,
         stop: Stop,
         chat: ChatPrompt | None,
+        least: int,
     ) -> ChoiceState:
-        """A choice of which nothing is written yet."""
+        """A choice of which nothing is written yet; `least` tokens are before any stop string."""
         answer = IncrementalText(
             self.known.tokenizer,
             stop,
@@ -261,7 +264,7 @@ class RequestParser:
             request.limits.stop_ids,
             special=chat is not None and chat.special,
             behind=None if chat is None else chat.behind,
-            least=request.sampling.min_new_tokens,
+            least=least,
         )
         if chat is None:
             return ChoiceState(index, source, method, request, answer)

@@ -52,7 +52,9 @@ def answers(
             f"--ray needs Ray ({error.name} is missing); pip install 'ray[serve,data]', or leave "
             "--ray out"
         ) from None
-    ray.init(log_to_driver=False, ignore_reinit_error=True)
+    # without an address Ray joins the cluster that temporary files name, which may have ended
+    where = os.environ.get("RAY_ADDRESS", "local")
+    ray.init(where, log_to_driver=False, ignore_reinit_error=True)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     lines = [{"wanted": json.dumps(one)} for one in wanted]
