@@ -129,7 +129,7 @@ def test_what_is_padded_is_what_torch_computes():
             found = run()
         torch.testing.assert_close(found, expected, msg=name)
         assert found.is_contiguous()
-        assert products.met
+        assert products.met == (name != "outer")  # of one number a row nothing is summed
     assert not row_padding._pads.get()
 
 

@@ -112,7 +112,7 @@ class RowPadding:
 class _Products(TorchFunctionMode):
     """Pads the rows of torch's own products."""
 
-    met = False  #: whether there was one, padded or not
+    met = False  #: whether there was one
 
     def __torch_function__(
         self,
@@ -126,10 +126,10 @@ class _Products(TorchFunctionMode):
         given = kwargs or {}
         if padded is None or _WRITES.intersection(given) or not args:
             return func(*args, **given)
-        self.met = self.met or _dense(args[0])
         answer = padded(*args, **given)
-        if answer is None:
+        if answer is None:  # by types and last sizes, which are the model's in all calls
             return func(*args, **given)
+        self.met = True
         return answer.contiguous()  # as torch's own are: models take views of them
 
 
