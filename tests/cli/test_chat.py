@@ -146,6 +146,12 @@ def generate(shipped, monkeypatch, capsys):
     return call
 
 
+def test_adapters_are_for_requests_that_name_one(generate):
+    code, _, err = generate("def f", "--lora-modules", "sql=folder")
+    assert code == 2
+    assert "requests that name one (serve, batch); got sql; give its folder as --model" in err
+
+
 @pytest.mark.parametrize("how", [[], ["--num-beams", "2"]])
 def test_a_prompt_may_be_what_a_user_says(shipped, generate, monkeypatch, how):
     monkeypatch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)

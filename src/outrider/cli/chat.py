@@ -13,7 +13,14 @@ from outrider import arguments
 from outrider.cli import console
 from outrider.cli.console import fail, out
 from outrider.cli.gathered import gathered
-from outrider.cli.options import Dtype, TypedSampling, load_speculator, target_name, with_setup
+from outrider.cli.options import (
+    Dtype,
+    TypedSampling,
+    load_speculator,
+    refuse_adapters,
+    target_name,
+    with_setup,
+)
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.load_config import LoadConfig
 from outrider.models.program_imports import import_lean
@@ -246,7 +253,7 @@ def conversation(
 
 def has_template(speculator: "Speculator") -> bool:
     """Whether the tokenizer renders conversations."""
-    if speculator.media is not None and speculator.media.has_template:
+    if speculator.media is not None and speculator.media.chat_template is not None:
         return True
     tokenizer = speculator.tokenizer
     return tokenizer is not None and tokenizer.chat_template is not None
@@ -326,6 +333,7 @@ def chat(
     import_lean()
     from outrider.sampling.sampling_params import SamplingParams
 
+    refuse_adapters(setup)
     given = typed.said(seed=seed)
     SamplingParams(**given)  # before a model is read
     speculator = load_speculator(setup, dtype)

@@ -158,6 +158,7 @@ def generate(
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
         )
+    options.refuse_adapters(setup)
     beams = _beams(num_beams, length_penalty, stream or trace)
     _drawable(timeline, beams)
     said = typed.said()
