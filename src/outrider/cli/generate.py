@@ -353,7 +353,7 @@ def _print(
     running: "Stream", speculator: "Speculator", stream: bool, trace: bool
 ) -> "tuple[Generation, bool]":
     """Decode to the end and show what is to be shown on the way; whether somebody stopped it."""
-    colour = out.is_terminal and not out.no_color
+    colour = out.coloured
 
     def decode(token: int) -> str:
         return console.written(speculator.tokenizer, token)
