@@ -10,7 +10,17 @@ from families import FAMILIES, attentions, build
 from torch.nn import functional as F
 from transformers import AutoConfig
 
-from outrider.models import LlamaRunner, adapt, attention, isa, linear, row_padding, weight_only
+from outrider.models import (
+    LlamaRunner,
+    adapt,
+    attention,
+    batch_invariance,
+    calibrate,
+    isa,
+    linear,
+    row_padding,
+    weight_only,
+)
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.prefill import causal
 
@@ -160,13 +170,21 @@ def test_rows_are_found_for_so_many_threads(monkeypatch):
     assert [key[-1] for key in asked] == [1, 2]
 
 
-def test_who_has_adapters_is_always_looked_at():
-    for always in (False, True):
-        padding = row_padding.RowPadding(always)
-        for _ in range(2):  # calls that meet no product
-            with padding():
-                pass
-        assert padding._looks == always
+@pytest.mark.parametrize("shape", [(32, 5), (8, 320), (320, 8), (3, 3)])
+@torch.inference_mode()
+def test_small_products_are_alike_wherever_they_were_tried(shape, monkeypatch, tmp_path):
+    """Sums of a few numbers agree by chance, and what pads finds every count alike."""
+    monkeypatch.setattr(batch_invariance, "_found", {})
+    monkeypatch.setattr(calibrate, "cache_dir", lambda: tmp_path)
+    row_padding._rows_of.cache_clear()
+    random = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, shape[1], generator=random) for n in (shape[0], 70))
+    with row_padding._Products():
+        whole = row_padding.multiply(x, weight)
+    batch_invariance._found.clear()  # what a later process reads
+    row_padding._rows_of.cache_clear()
+    for n in range(1, 70):
+        assert torch.equal(row_padding.multiply(x[:n], weight), whole[:n])
 
 
 @torch.inference_mode()

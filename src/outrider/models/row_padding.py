@@ -89,12 +89,11 @@ class RowPadding:
     """Of all calls of one model.
 
     Every function of torch is looked at until a call has met none but packed products and
-    attention under `FUSED`: looking takes 1 us of each. `always`: whatever a call has met, as where
-    some rows have adapters.
+    attention under `FUSED`: looking takes 1 us of each.
     """
 
-    def __init__(self, always: bool = False) -> None:
-        self._looks, self._always = True, always
+    def __init__(self) -> None:
+        self._looks = True
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -106,7 +105,7 @@ class RowPadding:
                 return
             with _Products() as products:
                 yield
-            self._looks = products.met or self._always
+            self._looks = products.met
         finally:
             _pads.reset(before)
 
@@ -145,8 +144,11 @@ def _dense(*tensors: object) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if not _dense(x, weight) or weight.dim() != 2:
-        return None
+    return multiply(x, weight, bias) if _dense(x, weight) and weight.dim() == 2 else None
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of float32 numbers on a CPU, few rows padded."""
     flat = x.reshape(-1, x.shape[-1])
     out = _rows_of(weight.shape, torch.get_num_threads()).over(
         lambda some: F.linear(some, weight, bias), flat
