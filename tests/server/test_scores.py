@@ -179,7 +179,7 @@ def test_a_loop_that_is_full_says_so(shipped):
         assert len(write(server.client(), n=2, max_tokens=2).choices) == 2
         scored = {"echo": True, "logprobs": 0, "max_tokens": 2}
         assert write(server.client(), **scored).choices[0].logprobs
-        with pytest.raises(openai.BadRequestError, match=r"2 prompts and their scores.* room for 2"):
+        with pytest.raises(openai.BadRequestError, match=r"and their scores.* room for 2"):
             write(server.client(), ["a b", "c d"], **scored)  # whoever else is there
 
 
