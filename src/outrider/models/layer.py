@@ -22,7 +22,7 @@ from outrider.models.cpu_kernels.decoder_layers import LlamaParts
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
 from outrider.models.decoder import additive
 from outrider.models.linear import fused
-from outrider.models.weight_only import WeightOnlyTensor
+from outrider.models.weight_only_tensor import WeightOnlyTensor
 from outrider.types import Nodes
 
 # What stands between the products of a Llama's layers: norms, rotation, attention, gates.

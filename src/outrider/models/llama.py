@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
-from outrider.models import weight_only
+from outrider.models import weight_only_tensor
 from outrider.models.cache import SlotCache
 from outrider.models.config import read
 from outrider.models.cpu_kernels.decoder_layers import LlamaLayers, unsupported_reason
@@ -86,7 +86,7 @@ class LlamaRunner(LeanRunner):
         self.hidden: int = config.hidden_size
         self.inner: int = config.intermediate_size
         weight: Tensor = model.model.embed_tokens.weight.detach()
-        self._embedded = weight_only.embedding(weight)
+        self._embedded = weight_only_tensor.embedding(weight)
         self.device, self.dtype = weight.device, weight.dtype
         self._between, self.rounding, self.means = chosen(
             self, config.hidden_act, model.model.rotary_emb, self.context, weight
