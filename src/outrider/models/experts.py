@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.config import read
-from outrider.models.cpu_kernels.packed_linear import PackedExperts, PackedWeight
+from outrider.models.cpu_kernels.packed_experts import PackedExperts, grouped, summed
+from outrider.models.cpu_kernels.packed_linear import PackedWeight
 from outrider.models.weight_only_tensor import WeightOnlyTensor
 
 AXES = 3  #: of all experts' matrices
@@ -117,31 +118,23 @@ def _forward(
 
     An expert's number may be one too many: it gives nothing, as where another process has it.
     """
-    (tokens, chosen), gated = top_k_index.shape, _gated(self)
-    experts_S, order_S = top_k_index.reshape(-1).sort(stable=True)
+    gated = _gated(self)
     up, down = (
         self.get_parameter(name) for name in ("gate_up_proj" if gated else "up_proj", "down_proj")
     )
     assert isinstance(up, ExpertsTensor)
     assert isinstance(down, ExpertsTensor)
-    numbers = torch.arange(1, len(up) + 1, device=experts_S.device)
-    ends = torch.searchsorted(experts_S, numbers)
+    groups = grouped(top_k_index, len(up))
+    x = up.product(hidden_states[groups.order_S // top_k_index.shape[1]], groups.ends_X)
     biased = read(self, "has_bias", bool)
-    x = up.product(hidden_states[order_S // chosen], ends)
     if biased:
-        known = experts_S.clamp(max=len(up) - 1)
+        known = top_k_index.reshape(-1)[groups.order_S].clamp(max=len(up) - 1)
         x = x + self.get_parameter("gate_up_proj_bias" if gated else "up_proj_bias")[known]
     x = self._apply_gate(x) if gated else self.act_fn(x)  # type: ignore[operator]
-    x = down.product(x, ends)
+    x = down.product(x, groups.ends_X)
     if biased:
         x = x + self.get_parameter("down_proj_bias")[known]
     if read(self, "has_post_expert_norm", bool):
         x = self.post_expert_norm(x)  # type: ignore[operator]
-    each = torch.empty_like(x)
-    each[order_S] = x
-    weights = top_k_weights.masked_fill(top_k_index >= len(up), 0.0)[..., None]
-    parts = (each.view(tokens, chosen, -1) * weights).unbind(1)
-    out = parts[0]
-    for part in parts[1:]:  # in the order of choice: a sum over an axis has orders of its own
-        out = out + part
-    return out.to(hidden_states.dtype)
+    weights = top_k_weights.masked_fill(top_k_index >= len(up), 0.0)
+    return summed(x, weights, groups).to(hidden_states.dtype)

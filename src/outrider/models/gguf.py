@@ -153,6 +153,21 @@ class GgufFile:
             ) from error
 
 
+#: Widths of experts as a configuration calls them, and the tensors that have them.
+_WIDTHS = {
+    "moe_intermediate_size": ".ffn_up_exps.weight",
+    "shared_expert_intermediate_size": ".ffn_up_shexp.weight",
+}
+
+
+def read_widths(config: PretrainedConfig, file: GgufFile) -> None:
+    """Note how wide experts are, for which transformers takes what the type's first model had."""
+    for field, tensor in _WIDTHS.items():
+        name = next((name for name in file.tensors if name.endswith(tensor)), None)
+        if name is not None and hasattr(config, field):
+            setattr(config, field, file.tensors[name].shape[-2])
+
+
 def _text(field: Any) -> str:
     """What a field of the metadata says; "" where there is none."""
     if field is None:

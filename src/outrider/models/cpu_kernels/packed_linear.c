@@ -272,21 +272,6 @@ int outrider_packed_linear(
     return 0;
 }
 
-/* The same of the weights of several experts: of rows that are sorted by expert the first ends[0] times the first
- * one's, those from there to ends[1] times the second's, and so on; rows behind the last end are left. */
-int outrider_packed_experts(
-    int64_t format, int64_t per, int64_t experts, int64_t inputs, int64_t outputs, int64_t wide, int64_t threads,
-    const int64_t *ends, const float *x, const uint8_t *const *weights, float *y) {
-    for (int64_t e = 0, first = 0; e < experts; first = ends[e++]) {
-        if (ends[e] == first) continue;
-        const int failed = outrider_packed_linear(
-            format, per, ends[e] - first, inputs, outputs, wide, threads, x + first * inputs, weights[e], NULL,
-            y + first * wide);
-        if (failed) return failed;
-    }
-    return 0;
-}
-
 /* Weights of some outputs as float32 [count, inputs], inputs of whole chunks; 2: there is no such output. */
 int outrider_packed_rows(
     int64_t format, int64_t per, int64_t count, int64_t inputs, int64_t outputs, const int64_t *ids,

@@ -22,7 +22,6 @@ from outrider.models.memory import empty
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
 _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
-_EXPERTS = (_WHOLE,) * 7 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _HALVES = 11  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
 _LAYOUT = (_WHOLE,) * 7 + (_POINTER,) * 2
@@ -189,7 +188,7 @@ class PackedLinear:
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self.activations = activations
         #: Formats, as packed_linear.c numbers them.
-        self.codes = [_code(one.format, rounded=activations is None) for one in self.weights]
+        self.codes = [product_code(one.format, rounded=activations is None) for one in self.weights]
         self._run: Callable[..., int] = (
             build.function("outrider_packed_int8", _INT8)
             if activations == "int8"
@@ -223,67 +222,7 @@ class PackedLinear:
         return out
 
 
-class PackedExperts:
-    """Rows of x, sorted by expert, times the weights of theirs, as `PackedLinear` has a product of
-    one: a row is the same whatever stands beside it.
-
-    Of each expert several weights may stand side by side, in the formats of the first one's. Raises
-    ConfigurationError where `unsupported_reason` says why.
-
-    >>> both = PackedWeight.from_dense(torch.eye(3)), PackedWeight.from_dense(2 * torch.eye(3))
-    ...                                                                     # doctest: +SKIP
-    >>> run = PackedExperts([[one] for one in both])                        # doctest: +SKIP
-    >>> run(torch.ones(3, 3), torch.tensor([1, 3]))[:, 0]                   # doctest: +SKIP
-    tensor([1., 2., 2.])
-    """
-
-    def __init__(self, weights: Sequence[Sequence[PackedWeight]]) -> None:
-        first = weights[0]
-        for one in first:
-            why = unsupported_reason(one.format, one.outputs, one.inputs, one.panels.device)
-            if why is not None:
-                raise ConfigurationError(why)
-        self.inputs, self.outputs = first[0].inputs, sum(one.outputs for one in first)
-        #: each, an expert's first weight, and the addresses of all experts'
-        self._parts: list[tuple[int, PackedWeight, Tensor]] = []
-        for each in zip(*weights, strict=True):
-            one = each[0]
-            kinds = {(it.format, it.outputs, it.inputs) for it in each}
-            if kinds != {(one.format, one.outputs, self.inputs)}:
-                raise ConfigurationError(
-                    f"experts have weights of one kind, for {self.inputs} inputs; got "
-                    f"{sorted(kinds)}"
-                )
-            at = torch.tensor([it.panels.data_ptr() for it in each], device="cpu")
-            self._parts.append((_code(one.format), one, at))
-        self._weights = weights  # whose memory it is
-        self._run = build.function("outrider_packed_experts", _EXPERTS)
-
-    def __call__(self, x_SI: Tensor, ends_X: Tensor) -> Tensor:
-        """float32 [S, outputs]; the rows of expert k end before ends_X[k] (int64), and those behind
-        the last end are zero."""
-        x_SI, ends_X = x_SI.float().contiguous(), ends_X.to(torch.int64).contiguous()
-        if x_SI.dim() != 2 or x_SI.shape[1] != self.inputs or len(ends_X) != len(self._weights):
-            raise ConfigurationError(
-                f"rows of {self.inputs} numbers and the ends of {len(self._weights)} experts are "
-                f"wanted; got {list(x_SI.shape)} and {list(ends_X.shape)}"
-            )
-        out = x_SI.new_zeros(len(x_SI), self.outputs)
-        at, threads = out.data_ptr(), torch.get_num_threads()
-        for code, one, addresses in self._parts:
-            missing = one.wide - self.inputs
-            given = F.pad(x_SI, (0, missing)) if missing else x_SI
-            failed = self._run(
-                code, one.per, len(ends_X), one.wide, one.outputs, self.outputs, threads,
-                ends_X.data_ptr(), given.data_ptr(), addresses.data_ptr(), at,
-            )  # fmt: skip
-            if failed:
-                raise MemoryError(f"no memory for {len(x_SI)} rows of {self.inputs} inputs")
-            at += 4 * one.outputs
-        return out
-
-
-def _code(format: str, rounded: bool = True) -> int:
+def product_code(format: str, rounded: bool = True) -> int:
     """A format, as packed_linear.c numbers it; `rounded`: inputs of bfloat16 weights are rounded
     to it where the processor has products of two such numbers."""
     if rounded and format == "bf16" and isa.has_bf16_products():
