@@ -3,7 +3,7 @@
 The lean decoder (`models.llama`) is made of such layers, and so are lean heads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -13,15 +13,18 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from outrider.models import experts
 from outrider.models.attention import BatchInvariantAttention, fused as attend, steady
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotLayer
-from outrider.models.config import found
+from outrider.models.config import found, read
 from outrider.models.cpu_kernels import layer_kernels
 from outrider.models.cpu_kernels.decoder_layers import LlamaParts
+from outrider.models.cpu_kernels.packed_experts import choose
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
 from outrider.models.decoder import additive
-from outrider.models.linear import fused
+from outrider.models.linear import Product, fused, product
+from outrider.models.lora import LoraBank
 from outrider.models.weight_only_tensor import WeightOnlyTensor
 from outrider.types import Nodes
 
@@ -141,7 +144,7 @@ class LayerForm(NamedTuple):
     means: str  #: what it is called
 
 
-def whole(layer: nn.Module) -> bool:
+def whole(layer: object) -> bool:
     """Whether it is a plain product with a weight of its own: not a shard, and quantised by nobody
     else."""
     return type(layer) is nn.Linear and type(layer.weight) in (nn.Parameter, WeightOnlyTensor)
@@ -202,6 +205,92 @@ def _no_triton(shape: LayerShape, act: str) -> str | None:
     return cuda_kernels.unsupported_reason(shape, act)
 
 
+Fuse: TypeAlias = Callable[[Sequence[nn.Linear]], Product]
+
+
+class Mlp(Protocol):
+    """What stands behind a layer's attention."""
+
+    def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
+        """Of nodes [..., hidden], their next states' sums."""
+
+    def products(self) -> list[tuple[Product, int]]:
+        """Those that all nodes go through, and how many numbers of a node each takes."""
+
+    def adapt(self, bank: LoraBank, path: str) -> None:
+        """Let rows have adapters of their own; in the model it has this name."""
+
+
+class GatedMlp:
+    """down(act(gate) * up), gate and up as one product."""
+
+    def __init__(self, of: nn.Module, made: Fuse) -> None:
+        gate, up, down = (of.get_submodule(f"{part}_proj") for part in ("gate", "up", "down"))
+        assert isinstance(gate, nn.Linear)
+        assert isinstance(up, nn.Linear)
+        assert isinstance(down, nn.Linear)
+        self.gate_up, self.down = made([gate, up]), made([down])
+        self._inputs = gate.in_features, down.in_features
+
+    def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
+        return self.down(call.gate(self.gate_up(x)))
+
+    def products(self) -> list[tuple[Product, int]]:
+        hidden, inner = self._inputs
+        return [(self.gate_up, hidden), (self.down, inner)]
+
+    def adapt(self, bank: LoraBank, path: str) -> None:
+        gate_up = [f"{path}.gate_proj", f"{path}.up_proj"]
+        self.gate_up = bank.adapted(self.gate_up, gate_up)
+        self.down = bank.adapted(self.down, [f"{path}.down_proj"])
+
+
+def is_mixture(mlp: nn.Module) -> bool:
+    """Whether it is a mixture as `Mixture` computes one, its experts' weights packed.
+
+    Its router takes the most likely experts by a softmax over all of them.
+    """
+    known = type(mlp).__name__ in _MIXTURES
+    return known and all(
+        isinstance(weight, WeightOnlyTensor)
+        for part in ("gate", "experts")
+        for weight in mlp.get_submodule(part).parameters()
+    )
+
+
+_MIXTURES = frozenset(
+    f"{family}SparseMoeBlock" for family in ("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe")
+)
+
+
+class Mixture:
+    """Some of its experts for each node, and in some families one that all nodes share."""
+
+    def __init__(self, of: nn.Module, made: Fuse) -> None:
+        router, self._experts = of.get_submodule("gate"), of.get_submodule("experts")
+        self._route = product(router.get_parameter("weight"), None)
+        self._chosen = int(router.top_k)  # type: ignore[arg-type]
+        self._whole = read(router, "norm_topk_prob", bool) is not False
+        shared, gate = found(of, "shared_expert"), found(of, "shared_expert_gate")
+        self.shared = None if shared is None else GatedMlp(shared, made)
+        self._gate = None if gate is None else made([gate])
+
+    def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
+        x_TH = x.reshape(-1, x.shape[-1])
+        ids, weights = choose(self._route(x_TH), self._chosen, self._whole)
+        shared = None if self.shared is None else self.shared(call, x_TH)
+        gates = None if self._gate is None else self._gate(x_TH)
+        out = experts.mixed(self._experts, x_TH, ids, weights, call.gate, shared, gates)
+        return out.view(x.shape)
+
+    def products(self) -> list[tuple[Product, int]]:
+        return [] if self.shared is None else self.shared.products()
+
+    def adapt(self, bank: LoraBank, path: str) -> None:
+        if self.shared is not None:
+            self.shared.adapt(bank, f"{path}.shared_expert")
+
+
 class Layer:
     """One decoder layer with fused products."""
 
@@ -212,8 +301,7 @@ class Layer:
         self.between = way.weight(layer.post_attention_layernorm.weight)
         self.qkv = made([a.q_proj, a.k_proj, a.v_proj])
         self.out = made([a.o_proj])
-        self.gate_up = made([m.gate_proj, m.up_proj])
-        self.down = made([m.down_proj])
+        self.mlp: Mlp = Mixture(m, made) if is_mixture(m) else GatedMlp(m, made)
         self._widths = [each.weight.shape[0] for each in (a.q_proj, a.k_proj, a.v_proj)]
         norms = (a.q_norm, a.k_norm) if found(a, "q_norm") else ()
         #: of queries and of keys, and how many numbers of a head each is over; none in most layers
@@ -221,7 +309,7 @@ class Layer:
 
     def parts(self) -> LlamaParts:
         """What it is made of, for a compiled call."""
-        products = (self.qkv, self.out, self.gate_up, self.down)
+        products = (self.qkv, self.out, *(run for run, _ in self.mlp.products()))
         return LlamaParts(
             [one for one in products if isinstance(one, PackedLinear)],
             (self.before, self.between),

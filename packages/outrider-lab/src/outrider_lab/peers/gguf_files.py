@@ -1,8 +1,8 @@
 """A model as a GGUF file of another type, so that every engine reads the same numbers.
 
 From a GGUF file everything but the matrices is copied as it is; from a folder of transformers the
-file is written whole, for Llama, Qwen2 and Qwen2-MoE with a byte-level BPE. Weights go by way of bfloat16: a
-file of type BF16 has the numbers of a bfloat16 folder.
+file is written whole, for Llama, Qwen2 and Qwen2-MoE with a byte-level BPE. Weights go by way of
+bfloat16: a file of type BF16 has the numbers of a bfloat16 folder.
 
     python -m outrider_lab.peers.gguf_files SmolLM2.Q4_1.gguf SmolLM2.Q8_0.gguf --type Q8_0
 """
