@@ -31,7 +31,7 @@ def upcycled(source: Path, experts: int, chosen: int) -> Qwen2MoeForCausalLM:
             name: getattr(known, name)
             for name in (
                 "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
-                "max_position_embeddings rms_norm_eps rope_parameters tie_word_embeddings "
+                "max_position_embeddings rms_norm_eps rope_parameters "
                 "bos_token_id eos_token_id pad_token_id"
             ).split()
         },
@@ -40,10 +40,11 @@ def upcycled(source: Path, experts: int, chosen: int) -> Qwen2MoeForCausalLM:
         shared_expert_intermediate_size=known.intermediate_size,
         num_experts=experts,
         num_experts_per_tok=chosen,
+        tie_word_embeddings=False,  # as llama.cpp wants it of this type
         dtype=torch.bfloat16,
     )
     made = Qwen2MoeForCausalLM(config).to(torch.bfloat16).eval()
-    weights = dense.state_dict()
+    weights = {**dense.state_dict(), "lm_head.weight": dense.lm_head.weight}
     state, width = made.state_dict(), config.moe_intermediate_size
     with torch.no_grad():
         for name, to in state.items():

@@ -6,7 +6,7 @@ rows, on the packed kernels: a row is the same whatever stands beside it, which 
 few rows are not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 
 import torch
@@ -111,45 +111,28 @@ def _gated(module: nn.Module) -> bool:
     return read(module, "has_gate", bool) is not False
 
 
-def mixed(
-    of: nn.Module,
-    x_TH: Tensor,
-    ids_TK: Tensor,
-    weights_TK: Tensor,
-    gate: Callable[[Tensor], Tensor],
-    shared_TH: Tensor | None = None,
-    gates_T1: Tensor | None = None,
-) -> Tensor:
-    """What each of T tokens gets [T, H] from its experts [T, K], by their weights [T, K].
-
-    `gate` is what stands between their products. An expert's number may be one too many: it gives
-    nothing, as where another process has it. What one gives that all tokens share is added, by the
-    logistic function of its gate.
-    """
-    gated, biased = _gated(of), read(of, "has_bias", bool)
-    first = "gate_up_proj" if gated else "up_proj"
-    up, down = of.get_parameter(first), of.get_parameter("down_proj")
-    assert isinstance(up, ExpertsTensor)
-    assert isinstance(down, ExpertsTensor)
-    groups = grouped(ids_TK, len(up))
-    x = up.product(x_TH[groups.order_S // ids_TK.shape[1]], groups.ends_X)
-    if biased:
-        known = ids_TK.reshape(-1)[groups.order_S].clamp(max=len(up) - 1)
-        x = x + of.get_parameter(f"{first}_bias")[known]
-    x = down.product(gate(x), groups.ends_X)
-    if biased:
-        x = x + of.get_parameter("down_proj_bias")[known]
-    if read(of, "has_post_expert_norm", bool):
-        x = of.post_expert_norm(x)  # type: ignore[operator]
-    return summed(x, weights_TK, groups, shared_TH, gates_T1)
-
-
 def _forward(
     self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """As transformers' experts are called."""
-    gate = self._apply_gate if _gated(self) else self.act_fn
-    none = top_k_index >= len(self.get_parameter("down_proj"))
-    weights = top_k_weights.masked_fill(none, 0.0)
-    out = mixed(self, hidden_states, top_k_index, weights, gate)  # type: ignore[arg-type]
-    return out.to(hidden_states.dtype)
+    """What each of T tokens gets [T, H] from its experts [T, K], by their weights [T, K].
+
+    An expert's number may be one too many: it gives nothing, as where another process has it.
+    """
+    gated, biased = _gated(self), read(self, "has_bias", bool)
+    first = "gate_up_proj" if gated else "up_proj"
+    up, down = self.get_parameter(first), self.get_parameter("down_proj")
+    assert isinstance(up, ExpertsTensor)
+    assert isinstance(down, ExpertsTensor)
+    groups = grouped(top_k_index, len(up))
+    x = up.product(hidden_states[groups.order_S // top_k_index.shape[1]], groups.ends_X)
+    if biased:
+        known = top_k_index.reshape(-1)[groups.order_S].clamp(max=len(up) - 1)
+        x = x + self.get_parameter(f"{first}_bias")[known]
+    x = self._apply_gate(x) if gated else self.act_fn(x)  # type: ignore[operator]
+    x = down.product(x, groups.ends_X)
+    if biased:
+        x = x + self.get_parameter("down_proj_bias")[known]
+    if read(self, "has_post_expert_norm", bool):
+        x = self.post_expert_norm(x)  # type: ignore[operator]
+    weights = top_k_weights.masked_fill(top_k_index >= len(up), 0.0)
+    return summed(x, weights, groups).to(hidden_states.dtype)

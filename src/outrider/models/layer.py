@@ -13,16 +13,17 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from outrider.models import experts
+from outrider.models import weight_only
 from outrider.models.attention import BatchInvariantAttention, fused as attend, steady
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotLayer
 from outrider.models.config import found, read
-from outrider.models.cpu_kernels import layer_kernels
+from outrider.models.cpu_kernels import decoder_layers, layer_kernels
 from outrider.models.cpu_kernels.decoder_layers import LlamaParts
-from outrider.models.cpu_kernels.packed_experts import choose
+from outrider.models.cpu_kernels.packed_experts import PackedMixture, SharedExpert
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
 from outrider.models.decoder import additive
+from outrider.models.experts import ExpertsTensor
 from outrider.models.linear import Product, fused, product
 from outrider.models.lora import LoraBank
 from outrider.models.weight_only_tensor import WeightOnlyTensor
@@ -208,19 +209,6 @@ def _no_triton(shape: LayerShape, act: str) -> str | None:
 Fuse: TypeAlias = Callable[[Sequence[nn.Linear]], Product]
 
 
-class Mlp(Protocol):
-    """What stands behind a layer's attention."""
-
-    def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
-        """Of nodes [..., hidden], their next states' sums."""
-
-    def products(self) -> list[tuple[Product, int]]:
-        """Those that all nodes go through, and how many numbers of a node each takes."""
-
-    def adapt(self, bank: LoraBank, path: str) -> None:
-        """Let rows have adapters of their own; in the model it has this name."""
-
-
 class GatedMlp:
     """down(act(gate) * up), gate and up as one product."""
 
@@ -230,32 +218,16 @@ class GatedMlp:
         assert isinstance(up, nn.Linear)
         assert isinstance(down, nn.Linear)
         self.gate_up, self.down = made([gate, up]), made([down])
-        self._inputs = gate.in_features, down.in_features
 
     def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
+        """Of nodes [..., hidden]."""
         return self.down(call.gate(self.gate_up(x)))
 
-    def products(self) -> list[tuple[Product, int]]:
-        hidden, inner = self._inputs
-        return [(self.gate_up, hidden), (self.down, inner)]
-
     def adapt(self, bank: LoraBank, path: str) -> None:
+        """Let rows have adapters of their own; in the model it has this name."""
         gate_up = [f"{path}.gate_proj", f"{path}.up_proj"]
         self.gate_up = bank.adapted(self.gate_up, gate_up)
         self.down = bank.adapted(self.down, [f"{path}.down_proj"])
-
-
-def is_mixture(mlp: nn.Module) -> bool:
-    """Whether it is a mixture as `Mixture` computes one, its experts' weights packed.
-
-    Its router takes the most likely experts by a softmax over all of them.
-    """
-    known = type(mlp).__name__ in _MIXTURES
-    return known and all(
-        isinstance(weight, WeightOnlyTensor)
-        for part in ("gate", "experts")
-        for weight in mlp.get_submodule(part).parameters()
-    )
 
 
 _MIXTURES = frozenset(
@@ -263,32 +235,58 @@ _MIXTURES = frozenset(
 )
 
 
+def is_mixture(mlp: nn.Module) -> bool:
+    """Whether it is a mixture as `Mixture` computes one, its weights packed in whole blocks.
+
+    Its router takes the most likely experts by a softmax over all of them.
+    """
+    if type(mlp).__name__ not in _MIXTURES or decoder_layers.unsupported_reason([], "silu"):
+        return False
+    records = [
+        record
+        for weight in mlp.parameters()
+        for record in (weight.records if isinstance(weight, WeightOnlyTensor) else (None,))
+    ]
+    return all(
+        one is not None and one.inputs == one.wide and one.inputs % layer_kernels.LANES == 0
+        for one in records
+    )
+
+
+def _stack(weights: Tensor, int8: bool) -> ExpertsTensor:
+    assert isinstance(weights, ExpertsTensor)
+    return weight_only.experts_in_8_bits(weights) if int8 else weights
+
+
+def _packed(run: Product) -> PackedLinear:
+    assert isinstance(run, PackedLinear)
+    return run
+
+
 class Mixture:
     """Some of its experts for each node, and in some families one that all nodes share."""
 
-    def __init__(self, of: nn.Module, made: Fuse) -> None:
-        router, self._experts = of.get_submodule("gate"), of.get_submodule("experts")
-        self._route = product(router.get_parameter("weight"), None)
-        self._chosen = int(router.top_k)  # type: ignore[arg-type]
-        self._whole = read(router, "norm_topk_prob", bool) is not False
-        shared, gate = found(of, "shared_expert"), found(of, "shared_expert_gate")
-        self.shared = None if shared is None else GatedMlp(shared, made)
-        self._gate = None if gate is None else made([gate])
+    def __init__(self, of: nn.Module, made: Fuse, int8: bool) -> None:
+        router, experts = of.get_submodule("gate"), of.get_submodule("experts")
+        stacks = [experts.get_parameter(name) for name in ("gate_up_proj", "down_proj")]
+        gate_up, down = (_stack(one, int8).product for one in stacks)
+        shared: SharedExpert | None = None
+        if found(of, "shared_expert") is not None:
+            mlp = GatedMlp(of.get_submodule("shared_expert"), made)
+            gate = product(of.get_parameter("shared_expert_gate.weight"), None)
+            shared = SharedExpert(*map(_packed, (mlp.gate_up, mlp.down, gate)))
+        self.packed = PackedMixture(
+            _packed(product(router.get_parameter("weight"), None)),
+            gate_up,
+            down,
+            chosen=read(router, "top_k", int) or 0,
+            whole=read(router, "norm_topk_prob", bool) is not False,
+            shared=shared,
+        )
 
     def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
-        x_TH = x.reshape(-1, x.shape[-1])
-        ids, weights = choose(self._route(x_TH), self._chosen, self._whole)
-        shared = None if self.shared is None else self.shared(call, x_TH)
-        gates = None if self._gate is None else self._gate(x_TH)
-        out = experts.mixed(self._experts, x_TH, ids, weights, call.gate, shared, gates)
-        return out.view(x.shape)
-
-    def products(self) -> list[tuple[Product, int]]:
-        return [] if self.shared is None else self.shared.products()
-
-    def adapt(self, bank: LoraBank, path: str) -> None:
-        if self.shared is not None:
-            self.shared.adapt(bank, f"{path}.shared_expert")
+        """Of nodes [..., hidden]."""
+        return self.packed(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
 class Layer:
@@ -301,7 +299,7 @@ class Layer:
         self.between = way.weight(layer.post_attention_layernorm.weight)
         self.qkv = made([a.q_proj, a.k_proj, a.v_proj])
         self.out = made([a.o_proj])
-        self.mlp: Mlp = Mixture(m, made) if is_mixture(m) else GatedMlp(m, made)
+        self.mlp = Mixture(m, made, int8) if is_mixture(m) else GatedMlp(m, made)
         self._widths = [each.weight.shape[0] for each in (a.q_proj, a.k_proj, a.v_proj)]
         norms = (a.q_norm, a.k_norm) if found(a, "q_norm") else ()
         #: of queries and of keys, and how many numbers of a head each is over; none in most layers
@@ -309,11 +307,16 @@ class Layer:
 
     def parts(self) -> LlamaParts:
         """What it is made of, for a compiled call."""
-        products = (self.qkv, self.out, *(run for run, _ in self.mlp.products()))
+        products, mixture = [self.qkv, self.out], None
+        if isinstance(self.mlp, Mixture):
+            mixture = self.mlp.packed
+        else:
+            products += [self.mlp.gate_up, self.mlp.down]
         return LlamaParts(
             [one for one in products if isinstance(one, PackedLinear)],
             (self.before, self.between),
             [weight for weight, _ in self.head_norms],
+            mixture,
         )
 
     def heads(self, call: LayerOpsCall, qkv: Tensor) -> Tensor:

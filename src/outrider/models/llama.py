@@ -8,8 +8,6 @@ there. Scores equal transformers' to rounding
 (tests/models); plain and speculative decoding run through it alike.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
@@ -22,9 +20,9 @@ from outrider.models.cpu_kernels.layer_kernels import CpuKernels, KernelCall
 from outrider.models.decoder import EncoderAdapter, LeanRunner
 from outrider.models.layer import (
     STATIC_ROPE,
+    GatedMlp,
     Layer,
     LayerOpsCall,
-    Mixture,
     chosen,
     is_mixture,
     whole,
@@ -47,9 +45,9 @@ FAMILIES = {
 }
 
 
-def fits(model: PreTrainedModel) -> bool:
+def fits(model: PreTrainedModel, adapters: bool = False) -> bool:
     """Whether the lean runner computes this model: one of `FAMILIES` with fixed rotary tables, and
-    without windows.
+    without windows. Not a mixture of experts whose rows have `adapters`.
 
     Not one whose weights are sharded: a process has a part of each, and the model's own forward is
     what brings the parts together.
@@ -62,7 +60,7 @@ def fits(model: PreTrainedModel) -> bool:
         and rope.get("rope_type", "default") in STATIC_ROPE
         and read(config, "quantization_config", object) is None
         and read(config, "clip_qkv", float) is None  # of queries, keys and values
-        and all(whole(m) for m in _linears(model))
+        and all(whole(m) for m in _linears(model, adapters))
     )
 
 
@@ -74,21 +72,15 @@ def _windows(config: PretrainedConfig) -> bool:
     )
 
 
-def _linears(model: LlamaForCausalLM) -> list[object]:
+def _linears(model: LlamaForCausalLM, adapters: bool) -> list[object]:
     parts: list[object] = [model.lm_head]
     for layer in model.model.layers:
         parts += [found(layer.self_attn, f"{name}_proj") for name in "qkvo"]
-        if not is_mixture(layer.mlp):  # one that no `Mixture` computes has no such parts
+        if adapters or not is_mixture(
+            layer.mlp
+        ):  # one that no `Mixture` computes has no such parts
             parts += [found(layer.mlp, f"{name}_proj") for name in ("gate", "up", "down")]
     return parts
-
-
-def _width(mlp: torch.nn.Module) -> int:
-    """Of what its gates stand in; of a mixture a number that all these widths are multiples of."""
-    each = [len(one.weight) for name, one in mlp.named_modules() if name.endswith("gate_proj")]
-    if is_mixture(mlp):
-        each.append(mlp.get_parameter("experts.down_proj").shape[-1])
-    return math.gcd(*each)
 
 
 class LlamaRunner(LeanRunner):
@@ -108,8 +100,8 @@ class LlamaRunner(LeanRunner):
         self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
         self.eps: float = config.rms_norm_eps
         self.hidden: int = config.hidden_size
-        #: a number that the widths of all gates are multiples of; of a model without experts theirs
-        self.inner = math.gcd(*(_width(layer.mlp) for layer in model.model.layers))
+        dense = [one.mlp for one in model.model.layers if not is_mixture(one.mlp)]
+        self.inner: int = dense[0].gate_proj.out_features if dense else 0
         weight: Tensor = model.model.embed_tokens.weight.detach()
         self._embedded = weight_only_tensor.embedding(weight)
         self.device, self.dtype = weight.device, weight.dtype
@@ -123,15 +115,8 @@ class LlamaRunner(LeanRunner):
         self.whole = self._joined()
 
     def _joined(self) -> LlamaLayers | None:
-        products = [
-            one
-            for each in self._layers
-            for one in (each.qkv, each.out, *(run for run, _ in each.mlp.products()))
-        ]
-        if any(isinstance(each.mlp, Mixture) for each in self._layers):
-            return None
         kernels = isinstance(self._between, CpuKernels) and self.dtype is torch.float32
-        if not kernels or unsupported_reason(products, "silu"):
+        if not kernels or unsupported_reason([run for run, _ in self.products()[:-1]], "silu"):
             return None
         return LlamaLayers([each.parts() for each in self._layers], self, self._norm)
 
@@ -148,7 +133,8 @@ class LlamaRunner(LeanRunner):
             qkv = [f"{attention}.{part}_proj" for part in "qkv"]
             each.qkv = bank.adapted(each.qkv, qkv)
             each.out = bank.adapted(each.out, [f"{attention}.o_proj"])
-            each.mlp.adapt(bank, mlp)
+            if isinstance(each.mlp, GatedMlp):
+                each.mlp.adapt(bank, mlp)
         self._head = bank.adapted(self._head, ["lm_head"])
 
     def products(self) -> list[tuple[Product, int]]:
@@ -158,7 +144,8 @@ class LlamaRunner(LeanRunner):
         for each in self._layers:
             heads = self.heads * self.size
             found += [(each.qkv, self.hidden), (each.out, heads)]
-            found += each.mlp.products()
+            if isinstance(each.mlp, GatedMlp):
+                found += [(each.mlp.gate_up, self.hidden), (each.mlp.down, self.inner)]
         return [*found, (self._head, self.hidden)]
 
     def __call__(

@@ -220,6 +220,12 @@ def in_8_bits(weight: WeightOnlyTensor) -> PackedWeight:
     return PackedWeight.from_dense(record.dequantize(), "q8_0")
 
 
+def experts_in_8_bits(weights: ExpertsTensor) -> ExpertsTensor:
+    """The same of all experts."""
+    each = [[in_8_bits(WeightOnlyTensor(one)) for one in expert] for expert in weights.experts]
+    return ExpertsTensor(each, weights.transposed)
+
+
 def formats(model: nn.Module) -> dict[str, int]:
     """How many bytes of its weights are in each format."""
     found: dict[str, int] = {}

@@ -58,6 +58,7 @@ SHARED = (
     "packed_vectors.h",
     "packed_tiles.h",
     "packed_linear.h",
+    "experts.h",
 )
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}

@@ -4,12 +4,10 @@
  * A token is computed in one order whatever stands beside it. No product may be contracted into a sum:
  * compile with -ffp-contract=off.
  */
-#include "lanes.h"
+#include "experts.h"
 #include "thread_pool.h"
 
-int outrider_packed_linear(
-    int64_t format, int64_t per, int64_t rows, int64_t inputs, int64_t outputs, int64_t wide, int64_t threads,
-    const float *x, const uint8_t *weight, const float *bias, float *y);
+void outrider_gate(int64_t, int64_t, int64_t, int64_t, const void *, void *);
 
 /* e^(x - most) of `count` numbers; their sum. */
 static float exponentials(int64_t count, const float *x, float *out) {
@@ -28,7 +26,7 @@ static float exponentials(int64_t count, const float *x, float *out) {
 
 /* Of each token's scores [experts] the `chosen` most likely experts, the first of equals first, and their
  * probabilities; `whole`: divided by their sum. 1: there is no memory. */
-int outrider_experts_choose(
+static int choose_experts(
     int64_t tokens, int64_t experts, int64_t chosen, int64_t whole, const float *scores, int64_t *ids,
     float *weights) {
     float *likely = malloc(experts * sizeof(float));
@@ -118,4 +116,58 @@ void outrider_experts_sum(
     const int64_t each = units_of_piece(tokens, threads);
     Sums of = {tokens, chosen, width, each, place, weights, given, shared, gates, out};
     outrider_share(threads, (tokens + each - 1) / each, summed, &of);
+}
+
+/* Rows of pairs, sorted by expert, times the weights of theirs. */
+static int multiplied_by_expert(
+    const Experts *e, int64_t experts, int64_t threads, const int64_t *ends, const float *x, float *y) {
+    for (int64_t i = 0; i < e->parts; y += e->of[i++].outputs) {
+        const ExpertsPart *p = e->of + i;
+        const int failed = outrider_packed_experts(
+            p->format, p->per, experts, e->inputs, p->outputs, e->outputs, threads, ends, x, p->weights, y);
+        if (failed) return failed;
+    }
+    return 0;
+}
+
+/* What each token x [tokens, inputs] gets of its experts: out [tokens, inputs].
+ *
+ * Returns 1 without memory, 2 for what is not compiled. */
+int outrider_mixture(const Mixture *m, int64_t tokens, int64_t threads, const float *x, float *out) {
+    const int64_t width = m->route.inputs, pairs = tokens * m->chosen;
+    const int64_t inner = m->down.inputs, shared = m->shared_down.parts ? m->shared_down.inputs : 0;
+    const int64_t most = shared * tokens > inner * pairs ? shared * tokens : inner * pairs;
+    const int64_t whole = 3 * pairs + m->experts;
+    float *room = numbers(
+        2 * pairs * width + tokens * width + 3 * most + tokens * (m->experts + 1) + pairs + 2 * whole);
+    if (!room) return 1;
+    float *taken = room, *given = taken + pairs * width, *common = given + pairs * width;
+    float *both = common + tokens * width, *gated = both + 2 * most, *scores = gated + most;
+    float *gates = scores + tokens * m->experts, *weights = gates + tokens;
+    int64_t *ids = (int64_t *)(weights + pairs + (weights + pairs - room) % 2);
+    int64_t *order = ids + pairs, *place = order + pairs, *ends = place + pairs;
+    int failed = multiplied(&m->route, tokens, threads, x, scores);
+    if (!failed) failed = choose_experts(tokens, m->experts, m->chosen, m->whole, scores, ids, weights);
+    if (!failed) {
+        outrider_experts_sort(pairs, m->experts, ids, order, place, ends);
+        for (int64_t i = 0; i < pairs; i++)
+            memcpy(taken + i * width, x + order[i] / m->chosen * width, width * sizeof(float));
+        failed = multiplied_by_expert(&m->gate_up, m->experts, threads, ends, taken, both);
+    }
+    if (!failed) {
+        outrider_gate(pairs, inner, threads, 0, both, gated);
+        failed = multiplied_by_expert(&m->down, m->experts, threads, ends, gated, given);
+    }
+    if (!failed && shared) {
+        failed = multiplied(&m->shared_gate_up, tokens, threads, x, both);
+        if (!failed) outrider_gate(tokens, shared, threads, 0, both, gated);
+        if (!failed) failed = multiplied(&m->shared_down, tokens, threads, gated, common);
+        if (!failed && m->gate.parts) failed = multiplied(&m->gate, tokens, threads, x, gates);
+    }
+    if (!failed)
+        outrider_experts_sum(
+            tokens, m->chosen, width, threads, place, weights, given, shared ? common : NULL,
+            m->gate.parts ? gates : NULL, out);
+    free(room);
+    return failed;
 }

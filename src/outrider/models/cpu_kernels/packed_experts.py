@@ -14,16 +14,40 @@ from torch.nn import functional as F
 from outrider.errors import ConfigurationError
 from outrider.models.cpu_kernels import build
 from outrider.models.cpu_kernels.packed_linear import (
+    PARTS,
+    Linear,
+    PackedLinear,
     PackedWeight,
+    linear,
     product_code,
     unsupported_reason,
 )
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
-_CHOOSE = (_WHOLE,) * 4 + (_POINTER,) * 3
 _SORT = (_WHOLE,) * 2 + (_POINTER,) * 4
+_MIXTURE = (_POINTER, _WHOLE, _WHOLE, _POINTER, _POINTER)
 _SUM = (_WHOLE,) * 4 + (_POINTER,) * 6
+
+
+class _ExpertsPart(ctypes.Structure):
+    _fields_ = [*((name, _WHOLE) for name in ("format", "per", "outputs")), ("weights", _POINTER)]
+
+
+class _Experts(ctypes.Structure):
+    _fields_ = [
+        *((name, _WHOLE) for name in ("parts", "inputs", "outputs")),
+        ("of", _ExpertsPart * PARTS),
+    ]
+
+
+class _Mixture(ctypes.Structure):
+    _fields_ = [
+        *((name, _WHOLE) for name in ("experts", "chosen", "whole")),
+        ("route", Linear),
+        *((name, _Experts) for name in ("gate_up", "down")),
+        *((name, Linear) for name in ("shared_gate_up", "shared_down", "gate")),
+    ]
 
 
 class PackedExperts:
@@ -62,6 +86,14 @@ class PackedExperts:
         self._weights = weights  # whose memory it is
         self._run = build.function("outrider_packed_experts", _PRODUCT)
 
+    def laid(self) -> _Experts:
+        """As compiled layers take it."""
+        parts = [
+            _ExpertsPart(code, one.per, one.outputs, addresses.data_ptr())
+            for code, one, addresses in self._parts
+        ]
+        return _Experts(len(parts), self.inputs, self.outputs, (_ExpertsPart * PARTS)(*parts))
+
     def __call__(self, x_SI: Tensor, ends_X: Tensor) -> Tensor:
         """float32 [S, outputs]; the rows of expert k end before ends_X[k] (int64), and those behind
         the last end are zero."""
@@ -84,26 +116,6 @@ class PackedExperts:
                 raise MemoryError(f"no memory for {len(x_SI)} rows of {self.inputs} inputs")
             at += 4 * one.outputs
         return out
-
-
-def choose(scores_TX: Tensor, chosen: int, whole: bool) -> tuple[Tensor, Tensor]:
-    """The most likely experts [T, K] of each token by its float32 scores, and their probabilities.
-
-    Of equals the first comes first; with `whole` probabilities are divided by their sum.
-
-    >>> choose(torch.tensor([[0.0, 2.0, 1.0]]), 2, whole=True)              # doctest: +SKIP
-    (tensor([[1, 2]]), tensor([[0.7311, 0.2689]]))
-    """
-    scores_TX = scores_TX.contiguous()
-    tokens, experts = scores_TX.shape
-    ids = scores_TX.new_empty(tokens, chosen, dtype=torch.int64)
-    weights = torch.empty_like(ids, dtype=torch.float32)
-    if build.function("outrider_experts_choose", _CHOOSE)(
-        tokens, experts, chosen, int(whole), scores_TX.data_ptr(), ids.data_ptr(),
-        weights.data_ptr(),
-    ):  # fmt: skip
-        raise MemoryError(f"no memory for the probabilities of {experts} experts")
-    return ids, weights
 
 
 class Groups(NamedTuple):
@@ -130,23 +142,67 @@ def grouped(ids_TK: Tensor, experts: int) -> Groups:
     return Groups(room[0], room[1], ends_X)
 
 
-def summed(
-    given_SH: Tensor,
-    weights_TK: Tensor,
-    groups: Groups,
-    shared_TH: Tensor | None = None,
-    gates_T1: Tensor | None = None,
-) -> Tensor:
-    """What each token gets [T, H] of what its experts give, by its weights; and of what one gives
-    that all tokens share, by the logistic function of its gate."""
+def summed(given_SH: Tensor, weights_TK: Tensor, groups: Groups) -> Tensor:
+    """What each token gets [T, H] of what its experts give, by its weights."""
     given_SH, weights_TK = given_SH.contiguous(), weights_TK.float().contiguous()
     tokens, chosen = weights_TK.shape
     out = given_SH.new_empty(tokens, given_SH.shape[1])
-    shared = None if shared_TH is None else shared_TH.contiguous()
-    gates = None if gates_T1 is None else gates_T1.contiguous()
     build.function("outrider_experts_sum", _SUM)(
         tokens, chosen, given_SH.shape[1], torch.get_num_threads(), groups.place_S.data_ptr(),
-        weights_TK.data_ptr(), given_SH.data_ptr(), None if shared is None else shared.data_ptr(),
-        None if gates is None else gates.data_ptr(), out.data_ptr(),
+        weights_TK.data_ptr(), given_SH.data_ptr(), None, None, out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+class SharedExpert(NamedTuple):
+    """One that all tokens go through, and what decides how much of it is added."""
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    gate: PackedLinear
+
+
+class PackedMixture:
+    """x -> what tokens x [T, H] get of their experts, silu between the products, in one call.
+
+    `route` scores the experts; of the `chosen` most likely the first of equals comes first, and
+    with `whole` their weights are divided by their sum. What the shared one gives is multiplied by
+    the logistic function of its gate. Raises ConfigurationError for more experts than there are.
+    """
+
+    def __init__(
+        self,
+        route: PackedLinear,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        chosen: int,
+        whole: bool,
+        shared: SharedExpert | None = None,
+    ) -> None:
+        if not 0 < chosen <= route.outputs:
+            raise ConfigurationError(
+                f"a token gets 1 to {route.outputs} experts; got {chosen}; check the model's "
+                "configuration"
+            )
+        self._kept = route, gate_up, down, shared  # what the structure points to
+        each = [linear(one) for one in shared] if shared else [Linear()] * 3
+        self._laid = _Mixture(
+            route.outputs, chosen, whole, linear(route), gate_up.laid(), down.laid(), *each
+        )
+        self.at = ctypes.addressof(self._laid)
+        self._run = build.function("outrider_mixture", _MIXTURE)
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        """float32 [T, H]."""
+        route = self._kept[0]
+        if x_TH.dim() != 2 or x_TH.shape[1] != route.inputs or x_TH.device.type != "cpu":
+            raise ConfigurationError(
+                f"tokens of {route.inputs} numbers are wanted on a CPU; got {list(x_TH.shape)} on "
+                f"{x_TH.device}"
+            )
+        x_TH = x_TH.float().contiguous()
+        out, threads = torch.empty_like(x_TH), torch.get_num_threads()
+        failed = self._run(self.at, len(x_TH), threads, x_TH.data_ptr(), out.data_ptr())
+        if failed:
+            raise MemoryError(f"no memory for {len(x_TH)} tokens of {route.inputs}")
+        return out

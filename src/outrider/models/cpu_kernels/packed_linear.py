@@ -25,8 +25,23 @@ _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _HALVES = 11  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
 _LAYOUT = (_WHOLE,) * 7 + (_POINTER,) * 2
+PARTS = 3  #: weights of one product in compiled layers, at most
 _TILE, _GROUP = 16, 64  #: outputs of a tile, and of tiles that lie together (`packed_tiles.h`)
 _AT_ONCE = 1 << 18  #: weights that are rounded or converted at once, lest all are copied twice
+
+
+class _Part(ctypes.Structure):
+    _fields_ = [*((name, _WHOLE) for name in ("format", "per", "outputs")), ("weight", _POINTER)]
+
+
+class Linear(ctypes.Structure):
+    """A `PackedLinear` as compiled layers take it."""
+
+    _fields_ = [
+        *((name, _WHOLE) for name in ("parts", "inputs", "outputs")),
+        ("of", _Part * PARTS),
+        ("bias", _POINTER),
+    ]
 
 
 def unsupported_reason(
@@ -220,6 +235,16 @@ class PackedLinear:
             at += 4 * one.outputs
             bias = None if bias is None else bias + 4 * one.outputs
         return out
+
+
+def linear(product: PackedLinear) -> Linear:
+    """As compiled layers take it; what it points to is the product's."""
+    parts = [
+        _Part(code, one.per, one.outputs, one.panels.data_ptr())
+        for one, code in zip(product.weights, product.codes, strict=True)
+    ]
+    bias = None if product.bias is None else product.bias.data_ptr()
+    return Linear(len(parts), product.inputs, product.outputs, (_Part * PARTS)(*parts), bias)
 
 
 def product_code(format: str, rounded: bool = True) -> int:
