@@ -116,7 +116,9 @@ class LlamaRunner(LeanRunner):
 
     def _joined(self) -> LlamaLayers | None:
         kernels = isinstance(self._between, CpuKernels) and self.dtype is torch.float32
-        if not kernels or unsupported_reason([run for run, _ in self.products()[:-1]], "silu"):
+        by_head = all(size == self.size for one in self._layers for _, size in one.head_norms)
+        products = [run for run, _ in self.products()[:-1]]
+        if not (kernels and by_head) or unsupported_reason(products, "silu"):
             return None
         return LlamaLayers([each.parts() for each in self._layers], self, self._norm)
 
