@@ -1,6 +1,7 @@
 """Rows of one batch with adapters of their own: each is its adapted model's, exactly."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import peft
@@ -41,11 +42,11 @@ def gpt2():
     ).eval()
 
 
-def gemma2():
+def gemma2(**more):
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"tie_word_embeddings": False}
+    sizes |= {"tie_word_embeddings": False, **more}
     return Gemma2ForCausalLM(Gemma2Config(**sizes, initializer_range=0.3)).eval()
 
 
@@ -73,7 +74,8 @@ def lean(tmp_path_factory):
     return adapted(tmp_path_factory.mktemp("lean"), llama, KINDS)
 
 
-def adapted(folder, make, kinds):
+def adapted(folder, make, kinds, **more):
+    how = LOAD | more
     make().save_pretrained(folder / "base")
     for seed, (name, settings) in enumerate(kinds.items()):
         torch.manual_seed(seed)
@@ -82,9 +84,9 @@ def adapted(folder, make, kinds):
         model = peft.get_peft_model(base, config)
         model.save_pretrained(folder / name, save_embedding_layers=False)
     lora = {name: folder / name for name in kinds}
-    rows = outrider.load(folder / "base", lora_modules=lora, drafter="recall", **LOAD)
-    alone = {name: outrider.load(folder / name, drafter="recall", **LOAD) for name in kinds}
-    alone[None] = outrider.load(folder / "base", drafter="recall", **LOAD)
+    rows = outrider.load(folder / "base", lora_modules=lora, drafter="recall", **how)
+    alone = {name: outrider.load(folder / name, drafter="recall", **how) for name in kinds}
+    alone[None] = outrider.load(folder / "base", drafter="recall", **how)
     return SimpleNamespace(rows=rows, alone=alone, folder=folder)
 
 
@@ -127,6 +129,31 @@ def test_whatever_drafts(lean, drafter):
     rows = outrider.load(lean.folder / "base", lora_modules=lora, drafter=drafter, **more)
     found = rows.generate(list(PROMPTS), SamplingParams(0), Stop(SIZE), lora_request=NAMES)
     assert ids(found) == expected(lean, SamplingParams(0), Stop(SIZE))
+
+
+@pytest.mark.parametrize("make", [llama, gemma2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_row_has_its_bits_whoever_stands_beside_it(tmp_path, make, dtype):
+    """What packed products round makes much of the last bit of an adapter's sums."""
+    sizes = {"hidden_size": 320, "intermediate_size": 384}
+    layers = ["q_proj", "o_proj", "gate_proj", "down_proj"]
+    kinds = {name: {"r": r, "target_modules": layers} for name, r in (("one", 5), ("two", 8))}
+    rows = adapted(tmp_path, partial(make, **sizes), kinds, dtype=dtype).rows
+    names, prompts = [None, "one", "two", "one", "one", "one"], [*PROMPTS, PROMPTS[0]]
+
+    def written(some):
+        told = rows.generate(
+            [prompts[at] for at in some],
+            SamplingParams(0),
+            Stop(SIZE),
+            logprobs=True,
+            lora_request=[names[at] for at in some],
+        )
+        return [(one.token_ids, one.logprobs) for one in told.completions]
+
+    alone = [written([at])[0] for at in range(len(prompts))]
+    assert written(range(len(prompts))) == alone
+    assert written([1, 3, 4, 0]) == [alone[at] for at in (1, 3, 4, 0)]
 
 
 def test_beams(lean):

@@ -1,6 +1,7 @@
 """A row of a model's own forward has its bits in calls of any size, where products round inputs."""
 
 import contextlib
+import functools
 
 import families
 import pytest
@@ -9,7 +10,17 @@ from families import FAMILIES, attentions, build
 from torch.nn import functional as F
 from transformers import AutoConfig
 
-from outrider.models import LlamaRunner, adapt, attention, isa, linear, row_padding, weight_only
+from outrider.models import (
+    LlamaRunner,
+    adapt,
+    attention,
+    batch_invariance,
+    calibrate,
+    isa,
+    linear,
+    row_padding,
+    weight_only,
+)
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.prefill import causal
 
@@ -144,6 +155,7 @@ def test_what_is_not_read_may_be_anything():
         assert torch.equal(torch.sigmoid(x, out=out), out)
         assert out.shape == (54,)
         assert F.silu(x, inplace=True) is x
+        assert torch.matmul(many, many.mT, out=None).shape == (2, 3, 3)
         assert torch.matmul(input=many, other=many.mT).shape == (2, 3, 3)
         assert torch.bmm(many, mat2=many.mT).shape == (2, 3, 3)
 
@@ -158,13 +170,21 @@ def test_rows_are_found_for_so_many_threads(monkeypatch):
     assert [key[-1] for key in asked] == [1, 2]
 
 
-def test_who_has_adapters_is_always_looked_at():
-    for always in (False, True):
-        padding = row_padding.RowPadding(always)
-        for _ in range(2):  # calls that meet no product
-            with padding():
-                pass
-        assert padding._looks == always
+@pytest.mark.parametrize("shape", [(32, 5), (8, 320), (320, 8), (3, 3)])
+@torch.inference_mode()
+def test_small_products_are_alike_wherever_they_were_tried(shape, monkeypatch, tmp_path):
+    """Sums of a few numbers agree by chance, and what pads finds every count alike."""
+    monkeypatch.setattr(batch_invariance, "_found", {})
+    monkeypatch.setattr(calibrate, "cache_dir", lambda: tmp_path)
+    row_padding._rows_of.cache_clear()
+    random = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, shape[1], generator=random) for n in (shape[0], 70))
+    with row_padding._Products():
+        whole = row_padding.multiply(x, weight)
+    batch_invariance._found.clear()  # what a later process reads
+    row_padding._rows_of.cache_clear()
+    for n in range(1, 70):
+        assert torch.equal(row_padding.multiply(x[:n], weight), whole[:n])
 
 
 @torch.inference_mode()
@@ -174,6 +194,45 @@ def test_a_gate_has_its_bits_beside_others():
     with row_padding._Products():
         whole = torch.sigmoid(x[:, None])
         assert all(torch.equal(torch.sigmoid(x[:n, None]), whole[:n]) for n in range(1, 90))
+
+
+FUNCTIONS = {
+    "silu": F.silu,
+    "module": torch.nn.SiLU(),
+    "mish": F.mish,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "tanh gelu": functools.partial(F.gelu, approximate="tanh"),
+    "softplus": F.softplus,
+    "sigmoid": torch.sigmoid,
+    "method": torch.Tensor.sigmoid,
+    "exp2": torch.exp2,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("size", "threads"), [(100, 1), (100, 3), (1408, 3), (14336, 4)])
+@torch.inference_mode()
+def test_a_function_of_each_number_has_its_bits_beside_others(name, size, threads):
+    """torch.nn.functional's own were met with `inplace=False` and taken for those that write; and
+    every thread's part of a large tensor ends on a number that may be in the middle of a row."""
+    function, before = FUNCTIONS[name], torch.get_num_threads()
+    x = torch.randn(101, size, generator=torch.Generator().manual_seed(0))
+    counts = (2, 3, 5, 24, 25, 70, 71, 73, 99, 101)
+
+    def differ():
+        whole = torch.cat([function(x[row : row + 1]) for row in range(len(x))])
+        return [n for n in counts if not torch.equal(function(x[:n]), whole[:n])]
+
+    torch.set_num_threads(threads)
+    try:
+        with row_padding._Products() as products:
+            assert differ() == []
+            assert products.met
+        if name == "mish" and torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+            assert differ()  # as it is torch's own
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_float32_weights_are_left_as_they_are():

@@ -29,16 +29,16 @@ def read(path):
     return [json.loads(text) for text in path.read_text("utf-8").splitlines()]
 
 
-def answered(speculator, source, target, most=None):
+def answered(speculator, source, target, most=None, rows=3):
     """As the command does it; stopped after `most` rows, if that is said."""
     with BatchResults(target) as file:
         file.check({one.name for one in requests(source)}, source)
         left = [one for one in requests(source) if one.name not in file.names]
-        rows = batch_file.answers(speculator, NAME, 3, 256, left)
-        for at, row in enumerate(rows, start=1):
+        told = batch_file.answers(speculator, NAME, rows, 256, left)
+        for at, row in enumerate(told, start=1):
             assert file.write(row)
             if at == most:
-                rows.close()
+                told.close()
                 break
     return {row["custom_id"]: text(row) for row in read(target)}
 
@@ -160,6 +160,16 @@ def test_requests_that_cannot_be_answered_say_why(shipped, tmp_path, asked, stat
     assert rows["bad"]["status_code"] == status
     assert part in rows["bad"]["body"]["error"]["message"]
     assert len(rows) == 2
+
+
+def test_scores_of_prompts_do_not_fill_the_queue(shipped, tmp_path):
+    """Beside one row only three requests to the engine could be open, and each of these is two."""
+    asked = {"echo": True, "logprobs": 0, "max_tokens": 2}
+    lines = [line(str(at), prompt=f"import {at}", **asked) for at in range(6)]
+    source = written(tmp_path / "in.jsonl", lines)
+    answered(shipped, source, tmp_path / "out.jsonl", rows=1)
+    rows = [row["response"] for row in read(tmp_path / "out.jsonl")]
+    assert [row["status_code"] for row in rows] == [200] * 6
 
 
 @pytest.fixture

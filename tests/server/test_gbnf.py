@@ -26,6 +26,10 @@ def accepts(grammar, text):
         ("root ::= [a~~b]+", "a~b", "&"),
         (r"root ::= [\]\-\^[a]+", "]-^[a", "b"),
         (r"root ::= [\x41-\x43_-]+", "ABC_-", "D"),
+        (r"root ::= [+--]+ [--/] [a\-c]", "+,-.-", "+,-.b"),
+        ("root ::= [%--9a-]+", "%&-9a", "."),
+        ("root ::= [^+--]", "*", ","),
+        (r'root ::= "\x1b[\x07"{2}', "\x1b[\x07\x1b[\x07", "\x1b[\x07"),
         ("root ::= .", "\n", "ab"),
         (r'root ::= [^"\\] "x/y" [/]', "qx/y/", '"x/y/'),
         ('root ::= a # b "::= [\na ::= "1" | "2"', "2", "3"),
@@ -40,6 +44,12 @@ def test_a_grammar_lets_through_what_it_says(grammar, text, not_this):
 def test_a_rule_that_is_given_twice_is_named():
     with pytest.raises(ValueError, match="'root' is given more than once"):
         gbnf.convert('root ::= "a"\nroot ::= "c"')
+
+
+@pytest.mark.parametrize("text", [r"root ::= [\d]+", r'root ::= "a\w"', r"root ::= [\x4]"])
+def test_an_escape_that_llama_cpp_refuses_is_no_letter(text):
+    with pytest.raises(ValueError, match=r"the escape \\\w is none of GBNF"):
+        gbnf.convert(text)
 
 
 @pytest.mark.parametrize(

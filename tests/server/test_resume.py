@@ -6,8 +6,12 @@ import urllib.error
 import pytest
 from served import NAME, PROMPT, events, serving
 
-from outrider import Request, StopConditions
+from outrider import Request, Stop, StopConditions
+from outrider.engine.outputs import StepOutput
 from outrider.errors import ConfigurationError
+from outrider.server.request_parsing import ChoiceState
+from outrider.server.response_builder import append_output, metrics
+from outrider.text.output_text import IncrementalText
 
 
 def chunks(server, **body):
@@ -63,6 +67,26 @@ def test_a_stream_goes_on_wherever_it_broke_off(server, name):
         assert rest[-1]["usage"] == whole[-1]["usage"] | {
             "prompt_tokens_details": rest[-1]["usage"]["prompt_tokens_details"]
         }
+
+
+def test_times_are_of_what_this_server_writes(server):
+    """They were those of the first choice, which may be over, and counted what the client sent."""
+    _, sent = held(chunks(server, n=2), 2)
+    sent[1] |= {"token_ids": sent[1]["token_ids"][:12], "finish_reason": None}
+    told = chunks(server, n=2, resume=sent)[-1]["metrics"]
+    assert told["time_to_first_token_ms"] > 0
+    assert told["tokens_per_second"] == pytest.approx(8e3 / told["generation_time_ms"])
+
+
+def test_times_reach_to_the_last_token_of_any_choice():
+    choices = [
+        ChoiceState(at, 0, "", Request([1]), IncrementalText(None, Stop(), [1])) for at in range(2)
+    ]
+    for row, reason in [(0, None), (1, "stop"), (0, "length")]:
+        append_output(choices[row], StepOutput(row, [5], 0, reason))
+    spent = choices[0].last - choices[0].arrived
+    assert metrics(choices)["generation_time_ms"] == pytest.approx(1e3 * spent)
+    assert metrics(choices)["mean_itl_ms"] >= 0
 
 
 def test_without_what_was_sent_penalties_would_begin_anew(server):

@@ -177,6 +177,10 @@ def test_a_loop_that_is_full_says_so(shipped):
         with pytest.raises(openai.BadRequestError, match="room for 2"):
             write(server.client(), n=3)
         assert len(write(server.client(), n=2, max_tokens=2).choices) == 2
+        scored = {"echo": True, "logprobs": 0, "max_tokens": 2}
+        assert write(server.client(), **scored).choices[0].logprobs
+        with pytest.raises(openai.BadRequestError, match=r"and their scores.* room for 2"):
+            write(server.client(), ["a b", "c d"], **scored)  # whoever else is there
 
 
 def test_a_fault_of_ours_is_an_answer_and_a_line_of_the_log(server, monkeypatch, caplog):

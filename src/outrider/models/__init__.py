@@ -165,7 +165,8 @@ def adapt(
     )
     run = model if made is None else made
     if bank is not None:
-        run = bank.attach(run)
+        run = linear.beside(model) if made is None else made  # the user's stays as it is
+        bank.attach(run)
     driven = own_forward(run, shares, chain_only)
     if made is not None and driven.recurrent:
         from outrider.models.recurrent.norms import compile_norms

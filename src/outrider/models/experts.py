@@ -78,7 +78,7 @@ class ExpertsTensor(WeightOnlyTensor):
 def stacks(module: nn.Module) -> list[str]:
     """Names of a module's tensors of all experts, if transformers lets others compute what it does
     with them; none in any other module."""
-    if read(module, "is_transposed", bool) is None or read(module, "_apply_gate", object) is None:
+    if read(module, "_apply_gate", object) is None:
         return []
     found = [name for name, it in module.named_parameters(recurse=False) if it.dim() == AXES]
     known = {"gate_up_proj" if _gated(module) else "up_proj", "down_proj"}

@@ -22,7 +22,6 @@ from outrider.models import (
     batch_invariance,
     foreign_layers,
     linear,
-    lora,
     placement,
     weight_only,
 )
@@ -171,7 +170,7 @@ class TransformersRunner:
         size = read(self.config, "head_dim", int) or (wide or _SIZE * heads) // heads
         torchs = self.model.config._attn_implementation == FUSED
         if rounds:
-            self._padding = RowPadding(lora.adapted(self.model))
+            self._padding = RowPadding()
             asked = read(self.config, "num_key_value_heads", int) or heads
             forms = [(attention.fused, asked)] if torchs else []
             if not _looks_up(self.model):

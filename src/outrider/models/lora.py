@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakSet
 
 import torch
 from safetensors import safe_open
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
-from outrider.models import linear, peft_models
+from outrider.models import peft_models, row_padding
 from outrider.models.config import read
 from outrider.models.linear import Product, product, steady
 from outrider.models.weight_only import finite
@@ -104,6 +103,14 @@ def _scaling(said: Mapping[str, Any], layer: str, rank: int) -> float:
     return alpha / (rank**0.5 if said.get("use_rslora") else rank)
 
 
+def _alike(weight: Tensor) -> Product:
+    """A product that has a row's bits in calls of any number of rows: the layers behind it may
+    round what they are given, and then much hangs on a last bit."""
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return lambda x: row_padding.multiply(x, weight)
+    return product(weight, None)
+
+
 class LoraAdapter:
     """One adapter's weights by layer, and the products that were made of them."""
 
@@ -120,7 +127,7 @@ class LoraAdapter:
             joined = self._joined(layers, sizes)
             self._made[key] = None
             if joined is not None:
-                down, up = (product(w.to(like.device, like.dtype), None) for w in joined)
+                down, up = (_alike(w.to(like.device, like.dtype)) for w in joined)
                 self._made[key] = down, up
         return self._made[key]
 
@@ -154,15 +161,6 @@ class _Calls(threading.local):
     """The one that this thread is in."""
 
     now: _Call | None = None
-
-
-#: Models whose layers `LoraBank.attach` has adapted.
-_ADAPTED: "WeakSet[torch.nn.Module]" = WeakSet()
-
-
-def adapted(model: torch.nn.Module) -> bool:
-    """Whether rows of this model's calls may have adapters."""
-    return model in _ADAPTED
 
 
 class LoraBank:
@@ -248,21 +246,18 @@ class LoraBank:
         names, sizes = tuple(layers), [self._sizes[layer][0] for layer in layers]
         return lambda x: self.added(run(x), x, names, sizes)
 
-    def attach(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Modules of its own over the model's tensors, whose linear layers are adapted by row.
+    def attach(self, model: PreTrainedModel) -> None:
+        """Adapt its linear layers by row, packed ones, too.
 
         Not those of experts, which are called with some of the nodes alone.
         """
-        made = linear.beside(model)
-        for name, part in made.named_modules():
+        for name, part in model.named_modules():
             if name not in self._sizes or ".experts." in name:
                 continue
             own = vars(part).get("forward")
             plain = own is None and type(part) is torch.nn.Linear
             run = own or (steady(part) if plain else None) or part.forward
             vars(part)["forward"] = self.adapted(run, [name])
-        _ADAPTED.add(made)
-        return made
 
     def added(
         self, out: Tensor, x: Tensor, layers: tuple[str, ...], sizes: Sequence[int]

@@ -27,6 +27,8 @@ from outrider.models.batch_invariance import PaddingPolicy
 FUSED = "sdpa"
 _LARGEST = 256  #: of a head; wider products of a batch are taken for such
 _VECTORS = 64  #: so many numbers are whole vectors of every processor, two at a time
+_GRAIN = 32768  #: of so many numbers of a tensor one thread more takes its part;
+_ALL = 16384  #: of GELU's all do where there are more than so many
 _theirs = ALL_ATTENTION_FUNCTIONS[FUSED]
 #: Whether a call is under way whose rows have to be alike in all calls.
 _pads: ContextVar[bool] = ContextVar("_pads", default=False)
@@ -87,12 +89,11 @@ class RowPadding:
     """Of all calls of one model.
 
     Every function of torch is looked at until a call has met none but packed products and
-    attention under `FUSED`: looking takes 1 us of each. `always`: whatever a call has met, as where
-    some rows have adapters.
+    attention under `FUSED`: looking takes 1 us of each.
     """
 
-    def __init__(self, always: bool = False) -> None:
-        self._looks, self._always = True, always
+    def __init__(self) -> None:
+        self._looks = True
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -104,7 +105,7 @@ class RowPadding:
                 return
             with _Products() as products:
                 yield
-            self._looks = products.met or self._always
+            self._looks = products.met
         finally:
             _pads.reset(before)
 
@@ -122,19 +123,14 @@ class _Products(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         """The same with padded rows, or what it is."""
-        padded = _PADDED.get(func)
-        given = kwargs or {}
-        if padded is None or _WRITES.intersection(given) or not args:
-            return func(*args, **given)
-        answer = padded(*args, **given)
+        padded, given = _PADDED.get(func), dict(kwargs or ())
+        # one that is written in Python is met with all that it takes, said or not
+        writes = given.pop("inplace", False) or given.pop("out", None) is not None
+        answer = None if padded is None or writes or not args else padded(*args, **given)
         if answer is None:  # by types and last sizes, which are the model's in all calls
-            return func(*args, **given)
+            return func(*args, **(kwargs or {}))
         self.met = True
         return answer.contiguous()  # as torch's own are: models take views of them
-
-
-#: Arguments with which a function writes elsewhere than to what it returns.
-_WRITES = frozenset({"out", "inplace"})
 
 
 def _dense(*tensors: object) -> bool:
@@ -148,8 +144,11 @@ def _dense(*tensors: object) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if not _dense(x, weight) or weight.dim() != 2:
-        return None
+    return multiply(x, weight, bias) if _dense(x, weight) and weight.dim() == 2 else None
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of float32 numbers on a CPU, few rows padded."""
     flat = x.reshape(-1, x.shape[-1])
     out = _rows_of(weight.shape, torch.get_num_threads()).over(
         lambda some: F.linear(some, weight, bias), flat
@@ -231,13 +230,19 @@ def _batched(heads: int, size: int, threads: int) -> PaddingPolicy:
 
 
 def _each(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    """Of a function of each number: vectors of them round otherwise than what is left of one."""
+    """Of a function of each number: vectors of them round otherwise than what is left of one, at
+    the end of every thread's part."""
 
     def padded(input: Tensor, *args: Any, **given: Any) -> Tensor | None:
-        if not _dense(input) or not input.dim() or input.shape[-1] % _VECTORS == 0:
+        if not _dense(input) or not input.dim():
             return None
-        count = input.numel()
-        whole = F.pad(input.reshape(count), (0, -count % _VECTORS))
+        threads, count = torch.get_num_threads(), input.numel()
+        if threads < 3 and input.shape[-1] % _VECTORS == 0:  # one half ends on a vector, too
+            return None
+        every = function is F.gelu and count > _ALL
+        used = threads if every else max(min(threads, -(-count // _GRAIN)), 1)
+        whole, more = input.reshape(count), -count % (_VECTORS * used)
+        whole = F.pad(whole, (0, more)) if more else whole
         return function(whole, *args, **given)[:count].view(input.shape)
 
     return padded

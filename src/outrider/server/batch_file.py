@@ -253,7 +253,7 @@ def answers(
 
     Raises what has stopped the engine. Whatever is wrong with a request is told in its row.
     """
-    most = _AHEAD * rows * rows  # a request asks for `rows` choices at most
+    most = 2 * _AHEAD * rows * rows  # a request is `rows` choices at most, and scores of prompts
     engine = InProcessClient(speculator, EngineConfig(rows, capacity, most))
     known = engine.known
     assert isinstance(known, TextModelInfo)

@@ -12,7 +12,9 @@ from llguidance import grammar_from
 _RULE = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=", re.MULTILINE)
 #: Strings, classes, comments, any character; and what stands between them.
 _PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|\.|[^"\[#.]+|.', re.DOTALL)
-_CHARACTERS = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL)
+_CHARACTER = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL)
+#: One, or two with a - between them, whatever they are.
+_RANGE = re.compile(rf"({_CHARACTER.pattern})(?:-({_CHARACTER.pattern}))?", re.DOTALL)
 _NAMES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
@@ -46,29 +48,33 @@ def _part(text: str) -> str:
         return r'(. | "\n")'
     if text[0] not in '"[' or len(text) < 2:
         return text
-    ends, inner = text[0] + text[-1], [found[0] for found in _CHARACTERS.finditer(text[1:-1])]
-    made = list(map(_in_string if ends == '""' else _in_class, inner))
-    if ends == "[]":  # a set: twice is once, and in a regular expression an operator
-        made = [one for at, one in enumerate(made) if one not in ("&", "~") or one not in made[:at]]
-    return ends[0] + "".join(made) + ends[1]
+    inner = text[1:-1]
+    if text[0] == "[":
+        negation = "^" if inner[:1] == "^" else ""
+        return f"[{negation}{_RANGE.sub(_range, inner[len(negation) :])}]"
+    made = "".join(_in_string(_character(found[0])) for found in _CHARACTER.finditer(inner))
+    return f'("{made}")' if '" [' in made else f'"{made}"'
 
 
-def _character(escape: str) -> str:
-    """What an escape stands for."""
-    if len(escape) > 2:
-        return chr(int(escape[2:], 16))
-    return _LETTERS.get(escape[1], escape[1])
+def _range(found: re.Match[str]) -> str:
+    return "-".join(_in_class(_character(one)) for one in found.groups() if one)
 
 
-def _in_string(text: str) -> str:
-    if len(text) == 1:
-        return text
-    one = _character(text)
+def _character(text: str) -> str:
+    """What a character or an escape stands for; other letters behind a backslash are an error."""
+    if len(text) > 2:
+        return chr(int(text[2:], 16))
+    if len(text) == 2 and text[1].isalnum() and text[1] not in _LETTERS:
+        what = f"the escape {text} is none of GBNF, which has \\n, \\r, \\t, \\x41, \\u0041 and "
+        raise ValueError(f"{what}\\U00000041; write the characters that are meant")
+    return _LETTERS.get(text[1], text[1]) if len(text) == 2 else text
+
+
+def _in_string(one: str) -> str:
+    if one < " " and one not in _NAMES:  # Lark's strings have no control characters
+        return f'" [{one}] "'
     return _NAMES.get(one, f"\\{one}" if one in '"\\' else one)
 
 
-def _in_class(text: str) -> str:
-    if len(text) == 1 and text != "[":  # - between two and ^ in front mean what they say
-        return text
-    one = text if len(text) == 1 else _character(text)
-    return _NAMES.get(one, f"\\x{ord(one):02x}" if one in r'[]\^-"' else one)
+def _in_class(one: str) -> str:
+    return _NAMES.get(one, f"\\x{ord(one):02x}" if one in r'[]\^-&~"' else one)

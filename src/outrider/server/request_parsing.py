@@ -118,7 +118,7 @@ class RequestParser:
     rows: int
     capacity: int
     parsers: Parsers = field(default_factory=Parsers)
-    most: int | None = None  #: choices of one request; None: as many as there are rows
+    most: int | None = None  #: choices and scores of one request; None: a choice a row
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -166,9 +166,12 @@ class RequestParser:
     ) -> list[ChoiceState]:
         name = self.name(body.model)
         adapter = name if name in self.known.adapters else None
-        copies, most = _copies(body), self.rows if self.most is None else self.most
-        if copies * len(prompts) > most:
-            what = f"{copies} completions of {len(prompts)} prompts; there is room for {most}"
+        copies, top = _copies(body), _scores(body)
+        scores = 0 if top is None else len(prompts)
+        most = self.rows + scores if self.most is None else self.most
+        if copies * len(prompts) + scores > most:
+            what = f"{copies} completions of {len(prompts)} prompts"
+            what += f"{' and their scores' if scores else ''}; there is room for {most}"
             raise APIError(f"{what}; ask for fewer", "n" if copies == body.n else "best_of")
         stop = self._stop(body, ends)
         with _blamed("stop_token_ids"):
@@ -184,16 +187,13 @@ class RequestParser:
             tokenizer = of_transformers(self.known.tokenizer, "prediction")
             said = plain(body.prediction.content)
             reference = tokenizer(said, add_special_tokens=False)["input_ids"]
-        grammar = grammar_of(body)
-        stands = frozenset[int]()
+        grammar, stands = grammar_of(body), frozenset[int]()
         if chat is not None:
             grammar = chat.grammar(grammar)
             stands = stands if chat.inputs is None else chat.inputs.placeholders
         sent = _sent(body, len(prompts) * copies)
-        best = body.n if copies > body.n else None
-        silent = best is not None and logs is None
+        best, silent = (body.n, logs is None) if copies > body.n else (None, False)
         logs = Logprobs(0, "raw") if silent else logs
-        top = _scores(body)
         choices: list[ChoiceState] = []
         for source, ids in enumerate(prompts):
             for copy in range(copies):

@@ -83,7 +83,6 @@ def metrics(choices: Sequence[ChoiceState]) -> JsonObject:
     for choice in choices:
         for at, count in enumerate(choice.histogram):
             histogram[at] += count
-    first, last = choices[0], choices[-1]
     told: JsonObject = {
         "speculative_decoding": {
             "mean_acceptance_length": 1 + accepted / steps if steps else 0.0,
@@ -94,15 +93,18 @@ def metrics(choices: Sequence[ChoiceState]) -> JsonObject:
             "num_draft_tokens": drafted,
         }
     }
-    if first.first is not None and last.last is not None:
-        started = first.scheduled or first.arrived
-        spent = last.last - started
-        written = sum(len(choice.answer.tokens) for choice in choices)
+    firsts = [one.first for one in choices if one.first is not None]
+    lasts = [one.last for one in choices if one.last is not None]
+    if firsts and lasts:  # of whichever choice came first, or last
+        arrived = choices[0].arrived
+        started = min((t for one in choices if (t := one.scheduled) is not None), default=arrived)
+        first, spent = min(firsts), max(lasts) - started
+        written = sum(choice.stats.new_tokens for choice in choices)
         told |= {
-            "time_to_first_token_ms": 1e3 * (first.first - first.arrived),
-            "queue_time_ms": 1e3 * (started - first.arrived),
+            "time_to_first_token_ms": 1e3 * (first - arrived),
+            "queue_time_ms": 1e3 * (started - arrived),
             "generation_time_ms": 1e3 * spent,
-            "mean_itl_ms": 1e3 * (last.last - first.first) / max(written - 1, 1),
+            "mean_itl_ms": 1e3 * (max(lasts) - first) / max(written - 1, 1),
             "tokens_per_second": written / spent if spent else 0.0,
         }
     return told
