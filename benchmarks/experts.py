@@ -69,6 +69,16 @@ def upcycled(source: Path, experts: int, chosen: int) -> Qwen2MoeForCausalLM:
     return made
 
 
+def write(source: Path, out: Path, experts: int, chosen: int) -> int:
+    """The mixture and its tokenizer as a folder; how many weights it has."""
+    made = upcycled(source, experts, chosen)
+    made.save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (source / name).is_file():
+            shutil.copy(source / name, out / name)
+    return sum(weight.numel() for weight in made.parameters())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", type=Path, help="a folder of a Llama, such as SmolLM2")
@@ -76,12 +86,8 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--chosen", type=int, default=4)
     asked = parser.parse_args()
-    made = upcycled(asked.source, asked.experts, asked.chosen)
-    made.save_pretrained(asked.out)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (asked.source / name).is_file():
-            shutil.copy(asked.source / name, asked.out / name)
-    print(f"{sum(p.numel() for p in made.parameters()) / 1e6:.0f} million weights in {asked.out}")
+    count = write(asked.source, asked.out, asked.experts, asked.chosen)
+    print(f"{count / 1e6:.0f} million weights in {asked.out}")
 
 
 if __name__ == "__main__":

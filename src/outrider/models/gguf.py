@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError
 from outrider.models import calibrate
+from outrider.models.config import read
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -164,7 +165,7 @@ def read_widths(config: PretrainedConfig, file: GgufFile) -> None:
     """Note how wide experts are, for which transformers takes what the type's first model had."""
     for field, tensor in _WIDTHS.items():
         name = next((name for name in file.tensors if name.endswith(tensor)), None)
-        if name is not None and hasattr(config, field):
+        if name is not None and read(config, field, int) is not None:
             setattr(config, field, file.tensors[name].shape[-2])
 
 
