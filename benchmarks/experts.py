@@ -23,7 +23,9 @@ _GATE = 0.5  #: what the shared expert is multiplied by: the logistic function a
 
 def upcycled(source: Path, experts: int, chosen: int) -> Qwen2MoeForCausalLM:
     """The mixture, in bfloat16."""
-    dense = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    dense = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.bfloat16, trust_remote_code=False, weights_only=True
+    )
     known = dense.config
     torch.manual_seed(0)
     config = Qwen2MoeConfig(
