@@ -88,24 +88,25 @@ def _fused(
 class RowPadding:
     """Of all calls of one model.
 
-    Every function of torch is looked at until a call has met none but packed products and
-    attention under `FUSED`: looking takes 1 us of each.
+    Every function of torch is looked at until a call by as many threads has met none but packed
+    products and attention under `FUSED`: looking takes 1 us of each.
     """
 
     def __init__(self) -> None:
-        self._looks = True
+        self._clear = set[int]()  #: numbers of threads by which there is nothing to pad
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """In here few rows are padded."""
-        before = _pads.set(True)
+        before, threads = _pads.set(True), torch.get_num_threads()
         try:
-            if not self._looks:
+            if threads in self._clear:
                 yield
                 return
             with _Products() as products:
                 yield
-            self._looks = products.met
+            if not products.met:
+                self._clear.add(threads)
         finally:
             _pads.reset(before)
 
