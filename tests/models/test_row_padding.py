@@ -236,20 +236,18 @@ def test_a_function_of_each_number_has_its_bits_beside_others(name, size, thread
 
 
 @torch.inference_mode()
-def test_what_is_clear_by_one_thread_is_looked_at_by_more():
+def test_what_is_clear_in_one_call_is_looked_at_in_larger_ones_and_by_more_threads():
     padding, x, before = row_padding.RowPadding(), torch.randn(5, 14336), torch.get_num_threads()
+    whole = torch.cat([F.mish(row[None]) for row in x])
     try:
         for threads in (1, 4):
             torch.set_num_threads(threads)
-            with padding():
-                one = F.mish(x[:1])
-            with padding():
-                assert torch.equal(F.mish(x)[:1], one)
-            with padding():
-                assert torch.equal(F.mish(x), torch.cat([F.mish(row[None]) for row in x]))
+            for rows in (1, 5, 1, 5):
+                with padding(rows):
+                    assert torch.equal(F.mish(x[:rows]), whole[:rows])
     finally:
         torch.set_num_threads(before)
-    assert padding._clear == {1}
+    assert padding._clear == {1: 5, 4: 1}
 
 
 def test_float32_weights_are_left_as_they_are():
