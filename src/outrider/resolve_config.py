@@ -146,6 +146,11 @@ def resolve(config: LoadConfig) -> ResolvedConfig:
     place = _place(sources, config.device)
     tokenizer, template = _tokenizer(first, config.tokenizer), None
     if config.chat_template is not None:
+        if reads_more(first.config):
+            raise ConfigurationError(
+                "chat_template is for models that answer conversations; got one that reads a "
+                f"source beside its own text ({first}); leave it out"
+            )
         tokenizer = with_chat_template(tokenizer, config.chat_template)
         template = tokenizer.chat_template
     words = shared(sources, tokenizer, config.draft_tokenizer)

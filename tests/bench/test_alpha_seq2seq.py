@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
+from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, Root, SamplingParams, Speculator
+from outrider.cli import app
 from outrider.drafters import ReferenceLookup
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
@@ -20,8 +22,10 @@ from outrider_lab.papers import (
     alpha_measure,
     alpha_quality,
     alpha_tasks,
+    beams,
     options,
     score,
+    theory,
 )
 from outrider_lab.papers.alpha_drafters import AlphaCopies, AlphaSource, cut
 
@@ -226,6 +230,45 @@ def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
     tables = alpha.run(drafted, *arguments)
     assert {"two", "lenience-speed"} < set(tables)
     assert alpha_drafters.DRAFT in [row["drafter"] for row in tables["alpha"]]
+
+
+def test_beams_and_theory_read_the_sources(tmp_path):
+    drafted = DraftModel(adapt(t5(0.2)), (1,))
+    pair = speculator(tmp_path, drafted)
+    found = beams.run(pair, ROWS[:2], tmp_path / "b", lambda *_: None, new_tokens=6, widths=(2,))
+    assert {row["same beams"] for row in found["beams"]} == {"2/2"}
+    pair.notes.draft = pair.notes.target
+    amount = theory.TheoryAmount(2, 8, (2,))
+    made = theory.run(pair, ROWS[:2], tmp_path / "t", lambda *_: None, amount, pictures=False)
+    assert all(row["measured"] >= 1 for row in made["calls"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "k-sweep",
+        "draft-length",
+        "budget",
+        "tree",
+        "chen",
+        "chen --drafter suffix",
+        "speed",
+        "layers --quick",
+        "k-sweep --draft-model corrector",
+    ],
+)
+def test_what_goes_on_from_prompts_refuses_an_encoder_decoder(words, tmp_path):
+    """They measured translations of code, or failed with an error of something else."""
+    told = ["bench", *words.split(), "--model", "corrector", "--out", str(tmp_path / "out")]
+    with pytest.raises(ConfigurationError, match="encoder-decoder, 'corrector'; bench alpha, be"):
+        CliRunner().invoke(app, told, catch_exceptions=False)
+
+
+def test_texts_for_a_speech_model_are_refused(tmp_path):
+    pair = speculator(tmp_path)
+    pair.hearing = object()
+    with pytest.raises(ConfigurationError, match="got texts for it to read; only bench alpha"):
+        alpha_tasks.tasks(pair, ROWS)
 
 
 def test_scores_are_the_libraries():

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from outrider import Beams, SamplingParams, Stop, cli
-from outrider.cli import chat
+from outrider.cli import chat, console
 
 
 @pytest.fixture
@@ -31,6 +31,16 @@ def typed(monkeypatch):
 def test_several_lines_are_one_message(typed):
     typed("one \\", "two", '"""three', "four", 'five"""', '"""', "six", '"""', "seven")
     assert [chat.listen("") for _ in range(4)] == ["one \ntwo", "three\nfour\nfive", "six", "seven"]
+    with pytest.raises(EOFError):
+        chat.listen("")
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"), [(['"""one', "two"], "one\ntwo"), (["one \\"], "one "), (['"""'], "")]
+)
+def test_a_text_that_the_inputs_end_cuts_off_is_one(typed, lines, text):
+    typed(*lines)
+    assert chat.listen("") == text
     with pytest.raises(EOFError):
         chat.listen("")
 
@@ -62,6 +72,37 @@ WITH_TOOLS = (
     "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
     "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}\n{% endfor %}"
 )
+
+
+def test_a_key_that_is_held_down_stops_the_answer_and_not_the_chat(
+    shipped, typed, monkeypatch, capsys
+):
+    """Ctrl-C while a step runs, and again while that is said, or when the answer is at its end."""
+    told, left = [], iter([2, 1])
+    right, printed = shipped.stream, console.out.print
+
+    def stream(prompts, *rest, **more):
+        told.append([turn["role"] for turn in prompts[0]])
+        running = right(prompts, *rest, **more)
+        for number, block in enumerate(running):
+            if number == next(left, -1):
+                raise KeyboardInterrupt
+            yield block
+
+    def show(*given, **how):
+        if given[:1] in ((" (stopped)",), ("",)):
+            raise KeyboardInterrupt
+        printed(*given, **how)
+
+    words = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", words)
+    monkeypatch.setattr(shipped, "stream", stream)
+    monkeypatch.setattr(console.out, "print", show)
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
+    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "-n", "4", "--seed", "1"])
+    typed("x = 1", "y = 1", "z = 2")
+    cli.main()
+    assert [len(each) for each in told] == [1, 3, 5]
 
 
 def test_tools_that_a_model_may_call_and_what_they_gave(
@@ -144,6 +185,12 @@ def generate(shipped, monkeypatch, capsys):
         return code, *capsys.readouterr()
 
     return call
+
+
+def test_adapters_are_for_requests_that_name_one(generate):
+    code, _, err = generate("def f", "--lora-modules", "sql=folder")
+    assert code == 2
+    assert "requests that name one (serve, batch); got sql; give its folder as --model" in err
 
 
 @pytest.mark.parametrize("how", [[], ["--num-beams", "2"]])

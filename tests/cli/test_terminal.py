@@ -8,7 +8,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.console import LINE_SECONDS, Terminal, bar, console, printable, put
+from outrider.cli.console import LINE_SECONDS, Terminal, bar, console, piece, printable, put
 from outrider.models import budget
 
 EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2J\x9b31m\rc\x7f\td\n"
@@ -65,6 +65,22 @@ def test_consoles_obey_their_own_styles_alone(terminal):
     for order in ("\x1b]52", "\x1b[2J", "\x9b"):
         assert (order in said) != terminal
     assert ("\\u001b[2J" in said) == terminal
+
+
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_a_rejected_token_is_marked_where_no_colour_is_seen(environment, seen):
+    """Without either it looks like a part of the text."""
+    made = Terminal(file=io.StringIO(), force_terminal=True, _environ=environment)
+    made.print(piece("rejected", "no", made.coloured), end="")
+    assert made.coloured == seen
+    assert made.file.getvalue() == ("\x1b[9;31mno\x1b[0m" if seen else "[-no-]")
 
 
 def test_what_looks_like_an_emoji_stays_as_it_is():

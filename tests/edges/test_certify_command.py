@@ -32,6 +32,7 @@ def test_an_encoder_decoder_is_certified(outrider, folder, tmp_path, given):  # 
         (["--prompts", "{0}"], "got an encoder-decoder; give --sources"),
         (["--sources", "{0}/none"], "cannot read prompts"),
         (["--chat-template", "{{{{ m }}}}"], "--chat-template is for conversations; got it with"),
+        (["--lora-modules", "sql=a"], "requests that name one (serve, batch); got sql; give its"),
     ],
 )
 def test_one_line_says_what_is_wrong(outrider, folder, tmp_path, typed, says):  # noqa: F811

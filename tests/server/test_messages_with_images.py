@@ -15,6 +15,7 @@ import outrider
 from outrider import ImageError, SamplingParams, Stop
 from outrider.costs import Costs
 from outrider.server import media
+from outrider.server.engine_factory import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,13 @@ def test_an_image_is_answered_as_by_the_library(seeing, server):
     parts = [chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices]
     assert "".join(parts) == right
     assert asked(client, url(png(picture(2)))).choices[0].message.content != right
+
+
+def test_the_processors_own_template_is_in_the_fingerprint(seeing, monkeypatch):
+    own = fingerprint(seeing)
+    assert fingerprint(seeing) == own
+    monkeypatch.setattr(seeing.media.processor, "chat_template", "<image>{{ messages }}")
+    assert fingerprint(seeing) != own
 
 
 def test_a_second_question_copies_the_image(seeing, server):

@@ -176,6 +176,11 @@ def test_what_a_tokenizer_cannot_do_is_refused(shipped, server):
 
 def test_a_body_that_is_no_json_blames_no_field(server):
     assert refused(server, 400, b"\xff\xfe", "JSON")["param"] is None
+    assert refused(server, 400, b"", "the body is empty")["param"] is None
+    assert (
+        refused(server, 400, b'{"a": }', "no JSON: Expecting value, at character 6")["param"]
+        is None
+    )
 
 
 def test_what_has_no_room_says_which_field_is_too_long(server):

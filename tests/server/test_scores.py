@@ -36,6 +36,11 @@ def test_an_echoed_prompt_is_scored_as_evaluations_ask_for_it(shipped, client):
     assert logs.token_logprobs[1:] == pytest.approx(expected, abs=1e-3)
     best = [max(place.values()) for place in logs.top_logprobs[1:]]
     assert best == pytest.approx(law.max(-1).values.tolist(), abs=1e-3)
+    for token, log, place in list(
+        zip(logs.tokens, logs.token_logprobs, logs.top_logprobs, strict=True)
+    )[1:]:
+        assert place[token] == log  # OpenAI's: up to one more than was asked for
+        assert len(place) in (2, 3)
     assert "".join(logs.tokens[1:]) == answer.text  # behind the token that begins a text
     assert len(logs.text_offset) == len(logs.tokens)
     scored = write(client, [PROMPT, "import os"], max_tokens=0, echo=True, logprobs=1)

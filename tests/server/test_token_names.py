@@ -81,6 +81,6 @@ def test_a_server_names_as_many_candidates_as_were_asked_for(client):
         model="pair", prompt="def f", max_tokens=6, logprobs=5, temperature=0
     )
     logs = done.choices[0].logprobs
-    assert [len(top) for top in logs.top_logprobs] == [5] * 6
+    assert [len(top) for top in logs.top_logprobs] == [5] * 6  # the token is among them
     for token, top in zip(logs.tokens, logs.top_logprobs, strict=True):
         assert max(top, key=top.get) == token

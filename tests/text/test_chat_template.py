@@ -44,7 +44,7 @@ def test_images_stand_in_it(tmp_path):
     told = load(folder, **PLAIN).media.conversation(talk)[0]
     own = "<image>{{ messages[0].content[1].text }}"
     other = load(folder, chat_template=own, **PLAIN).media
-    assert other.has_template
+    assert other.chat_template is not None
     found = other.conversation(talk)[0]
     assert found != told
     whole = {"prompt": "<image>what", "multi_modal_data": {"image": image["image"]}}
@@ -72,6 +72,12 @@ def test_a_file_without_a_template_is_refused(tmp_path):
     file.write_text("no template", encoding="utf-8")
     with pytest.raises(outrider.ConfigurationError, match=r"no template; got '.*' without Jinja"):
         load(llama(), tokenizer=words(), chat_template=file, **PLAIN)
+
+
+def test_what_reads_a_source_has_no_use_for_one():
+    """A Whisper, say: nobody talks with it."""
+    with pytest.raises(outrider.ConfigurationError, match="got one that reads a source beside"):
+        load("corrector", chat_template=TEMPLATE, **PLAIN)
 
 
 def test_a_message_of_half_a_character_is_refused_as_a_prompt_is():

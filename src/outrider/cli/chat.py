@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -13,7 +14,14 @@ from outrider import arguments
 from outrider.cli import console
 from outrider.cli.console import fail, out
 from outrider.cli.gathered import gathered
-from outrider.cli.options import Dtype, TypedSampling, load_speculator, target_name, with_setup
+from outrider.cli.options import (
+    Dtype,
+    TypedSampling,
+    load_speculator,
+    refuse_adapters,
+    target_name,
+    with_setup,
+)
 from outrider.errors import ConfigurationError, OutriderError, PromptError
 from outrider.load_config import LoadConfig
 from outrider.models.program_imports import import_lean
@@ -89,10 +97,28 @@ class Talk:
             out.print(HELP, markup=False)
         return True
 
+    def turn(self, asks: str) -> bool:
+        """Listen, and answer or obey. Whether the talk goes on."""
+        try:
+            text = listen(asks)
+        except EOFError:
+            return False
+        except KeyboardInterrupt:
+            out.print("\n(Ctrl-D or /exit leaves)")
+            return True
+        try:
+            if text.startswith("/"):
+                return self.order(text.strip())
+            if text.strip():
+                self.answer(text)
+        except OutriderError as error:  # the talk so far stays
+            fail(f"{error}; /new forgets the conversation")
+        return True
+
     def explain(self) -> None:
         """What the colours mean, if there are any."""
         if self.trace:
-            out.print(console.legend(out.is_terminal and not out.no_color))
+            out.print(console.legend(out.coloured))
 
     def answer(self, text: str, role: str = "user") -> None:
         """Say something and print what comes back; an answer that is stopped stays as it is.
@@ -108,7 +134,7 @@ class Talk:
         told[-1]["role"], self.media = role, []
         stop = Stop(self.most)
         stream = self.speculator.stream([self._prompt(told)], self.sampling, stop, trace=self.trace)
-        written, colour = "", out.is_terminal and not out.no_color
+        written, stopped, colour = "", False, out.coloured
         try:
             for block in stream:
                 written += block.text
@@ -118,9 +144,10 @@ class Talk:
                     out.print(block.text, end="", markup=False)
                 out.file.flush()
         except KeyboardInterrupt:
-            out.print(" (stopped)", end="")
-        out.print()
+            stopped = True
+        # kept ahead of what is printed: another Ctrl-C may come meanwhile
         self.turns = [*self.turns, told[-1], {"role": "assistant", "content": written}]
+        out.print(" (stopped)" if stopped else "")
         done = stream.result().completions[0]
         if done.finish_reason == "context":
             room = self.speculator.engine.target.context
@@ -246,7 +273,7 @@ def conversation(
 
 def has_template(speculator: "Speculator") -> bool:
     """Whether the tokenizer renders conversations."""
-    if speculator.media is not None and speculator.media.has_template:
+    if speculator.media is not None and speculator.media.chat_template is not None:
         return True
     tokenizer = speculator.tokenizer
     return tokenizer is not None and tokenizer.chat_template is not None
@@ -285,18 +312,20 @@ def edit_lines() -> None:
 def listen(prompt: str) -> str:
     """What is typed: one line, several that end in a backslash, or a text between fences.
 
-    Raises EOFError where the input ends.
+    What the input's end cuts off is one, too. Raises EOFError where there is no more of it.
     """
     line, more = input(prompt), "... " if prompt else ""
-    if line.strip().startswith(_FENCE):
-        lines = [line.strip().removeprefix(_FENCE)]
-        while not lines[-1].rstrip().endswith(_FENCE) or (len(lines) == 1 and not lines[0]):
+    fenced = line.strip().startswith(_FENCE)
+    lines = [line.strip().removeprefix(_FENCE) if fenced else line]
+    with suppress(EOFError):
+        if fenced:
+            while not lines[-1].rstrip().endswith(_FENCE) or (len(lines) == 1 and not lines[0]):
+                lines.append(input(more))
+        while not fenced and lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
             lines.append(input(more))
+    if fenced:
         return "\n".join(lines).rstrip().removesuffix(_FENCE).strip("\n")
-    lines = [line]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(input(more))
     return "\n".join(lines)
 
 
@@ -326,6 +355,7 @@ def chat(
     import_lean()
     from outrider.sampling.sampling_params import SamplingParams
 
+    refuse_adapters(setup)
     given = typed.said(seed=seed)
     SamplingParams(**given)  # before a model is read
     speculator = load_speculator(setup, dtype)
@@ -338,21 +368,7 @@ def chat(
         edit_lines()
         out.print("(/help says what can be typed; Ctrl-D leaves)")
     talk.explain()
-    while True:
-        try:
-            text = listen(asks)
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            out.print("\n(Ctrl-D or /exit leaves)")
-            continue
-        if not text.strip():
-            continue
-        try:
-            if text.startswith("/"):
-                if not talk.order(text.strip()):
-                    return
-                continue
-            talk.answer(text)
-        except OutriderError as error:  # the talk so far stays
-            fail(f"{error}; /new forgets the conversation")
+    going = True
+    while going:
+        with suppress(KeyboardInterrupt):  # a key that is held down comes at any place
+            going = talk.turn(asks)

@@ -63,6 +63,11 @@ def put(text: str) -> None:
 class Terminal(Console):
     """A console of rich that obeys its own styles, and no control character of what it prints."""
 
+    @property
+    def coloured(self) -> bool:
+        """Whether styles are seen: a pipe has none, nor TERM=dumb, and NO_COLOR asks for none."""
+        return self.color_system is not None and not self.no_color
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:

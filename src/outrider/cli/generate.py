@@ -158,6 +158,7 @@ def generate(
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
         )
+    options.refuse_adapters(setup)
     beams = _beams(num_beams, length_penalty, stream or trace)
     _drawable(timeline, beams)
     said = typed.said()
@@ -352,7 +353,7 @@ def _print(
     running: "Stream", speculator: "Speculator", stream: bool, trace: bool
 ) -> "tuple[Generation, bool]":
     """Decode to the end and show what is to be shown on the way; whether somebody stopped it."""
-    colour = out.is_terminal and not out.no_color
+    colour = out.coloured
 
     def decode(token: int) -> str:
         return console.written(speculator.tokenizer, token)

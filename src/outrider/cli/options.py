@@ -378,6 +378,15 @@ def load_speculator(config: LoadConfig, dtype: str) -> "Speculator":
         return load(replace(config, dtype=dtype))
 
 
+def refuse_adapters(config: LoadConfig) -> None:
+    """Of commands whose prompts name no model."""
+    if config.lora_modules:
+        raise ConfigurationError(
+            "--lora-modules are for requests that name one (serve, batch); got "
+            f"{', '.join(config.lora_modules)}; give its folder as --model: it is merged"
+        )
+
+
 def measure(engine: "Engine") -> None:
     """What steps cost, when the text is whole; not where kernels are still being compiled.
 

@@ -67,7 +67,9 @@ def fingerprint(speculator: Speculator, adapter: str | None = None) -> str:
     run.close()
     for block in run:
         said.append((block.token_ids, block.logprobs, block.likeliest))
-    more = (chat_template(speculator.tokenizer), *speculator.defaults.followed)
+    media = speculator.media
+    templates = chat_template(speculator.tokenizer), media and media.chat_template
+    more = (*templates, *speculator.defaults.followed)
     identity = repr((said, vocab, outrider.__version__, *more)).encode()
     return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
 

@@ -96,6 +96,11 @@ def rejected(errors: Sequence[Any]) -> JsonObject:
     # where a field may be of several kinds, pydantic adds the one that it tried, which nobody sent
     sent = place if extra else [part for part in place if not _TRIED.fullmatch(part)]
     reason = str(first["msg"]).removeprefix("Value error, ")
+    if broken:
+        at, why = first["loc"][-1], first.get("ctx", {}).get("error")
+        reason = f"the body is no JSON: {why}, at character {at}"
+    elif first["type"] == "missing" and not place:
+        reason = "the body is empty; send a JSON object"
     if isinstance(blamed := first.get("ctx", {}).get("error"), FieldError):
         return content(reason, 400, ".".join([*sent, blamed.param]))
     if first["type"] in _OBJECT:

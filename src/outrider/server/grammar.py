@@ -27,7 +27,7 @@ from outrider.server import call_formats, gbnf
 from outrider.server.call_formats import gemma_rules
 from outrider.server.errors import APIError
 from outrider.server.messages import Allowed, Function, JsonObject
-from outrider.server.protocol import GUIDED, BaseRequest
+from outrider.server.protocol import GUIDED, BaseRequest, ChatCompletionRequest
 from outrider.server.tool_parsers import ToolParser
 
 # The grammar of a whole answer: a thought, then text, JSON, or calls of tools.
@@ -329,6 +329,19 @@ def grammar_field(body: BaseRequest) -> str:
     """The field by which a request asks for a grammar, if it does; else its tools do."""
     asked = requested_grammar(body)
     return "tools" if asked is None else asked.field
+
+
+def uncompiled(body: BaseRequest, error: ConfigurationError) -> APIError:
+    """Why a grammar does not compile, by the field: of a tool, what is wrong in its schema and no
+    line of the grammar that was made of it."""
+    tools = body.tools if isinstance(body, ChatCompletionRequest) else None
+    for at, tool in enumerate(tools or ()):
+        schema = json.dumps(tool.function.parameters or {})
+        wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+        if wrong:
+            what = f"the schema of {tool.function.name!r} does not compile: {wrong}"
+            return APIError(what, f"tools.{at}.function.parameters")
+    return APIError(str(error), grammar_field(body))
 
 
 def grammar_of(body: BaseRequest) -> str | None:

@@ -178,9 +178,10 @@ class Message(Body):
                 "content", f"images and recordings are a user's; got role {self.role!r}"
             )
         if (self.role == "tool") != (self.tool_call_id is not None):
-            raise FieldError(
-                "tool_call_id", "tool_call_id goes with role 'tool', and with no other"
-            )
+            what = "is missing: the id of the call that this answers"
+            if self.role != "tool":
+                what = f"goes with role 'tool'; got role {self.role!r}"
+            raise FieldError("tool_call_id", f"tool_call_id {what}")
         said = self.content is not None or self.tool_calls or self.refusal is not None
         if not said:
             raise FieldError("content", "content is missing; write text, or parts of it")

@@ -22,7 +22,7 @@ from outrider.server.chat_prompts import (
     text_ids,
 )
 from outrider.server.errors import APIError, unknown_model
-from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
+from outrider.server.grammar import Grammar, grammar_field, grammar_of, uncompiled, vocabulary
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import plain
 from outrider.server.model_info import TextModelInfo, TextOffsets
@@ -365,7 +365,7 @@ class RequestParser:
             try:
                 processors = (Grammar(words, grammar, len(ids)),)
             except ConfigurationError as error:
-                raise APIError(str(error), grammar_field(body)) from error
+                raise uncompiled(body, error) from error
         given = {
             "temperature": body.temperature,
             "top_p": body.top_p,

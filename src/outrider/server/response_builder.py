@@ -136,7 +136,8 @@ class CompletionFormat:
 
 
 def _keyed(entry: Entry) -> tuple[str, dict[str, float]]:
-    """A token's name, and the log-probabilities of the likeliest by theirs: each has its own.
+    """A token's name, and the log-probabilities of the likeliest, and its own, by theirs: each has
+    its own.
 
     A token is named by its text. One that is no text alone (half a character), or is written as one
     that is more probable, is named as vLLM names tokens by their ids.
@@ -147,7 +148,7 @@ def _keyed(entry: Entry) -> tuple[str, dict[str, float]]:
             whole = one["token"].encode() == bytes(one["bytes"])
             free = whole and one["token"] not in names.values()
             names[one["id"]] = one["token"] if free else f"token_id:{one['id']}"
-    tops = {names[one["id"]]: one["logprob"] for one in entry["top_logprobs"]}
+    tops = {names[one["id"]]: one["logprob"] for one in (*entry["top_logprobs"], entry)}
     return names[entry["id"]], tops
 
 

@@ -102,12 +102,12 @@ class MediaProcessor:
             ) from error
 
     @property
-    def has_template(self) -> bool:
-        """Whether the processor renders conversations; False where there is none."""
+    def chat_template(self) -> object:
+        """What conversations are rendered by; None where there is no processor, or it has none."""
         try:
-            return self.template is not None or found(self.processor, "chat_template") is not None
+            return self.template or found(self.processor, "chat_template")
         except ConfigurationError:
-            return False
+            return None
 
     def pixels(self, given: object, number: int = 0) -> Any:
         """Pixels [C, H, W] of one image, or its patches [P, E], for an encoder that reads one.

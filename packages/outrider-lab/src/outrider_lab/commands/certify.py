@@ -175,6 +175,7 @@ def command(
         raise ConfigurationError(
             f"--only chooses drafters of --matrix; got --only {only} alone; give --drafter"
         )
+    options.refuse_adapters(setup)
     if setup.chat_template is not None:
         raise ConfigurationError(
             "--chat-template is for conversations; got it with prompts, which are read as they "

@@ -68,7 +68,7 @@ def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
     from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.output_text import Stop
 
-    colour = out.is_terminal and not out.no_color
+    colour = out.coloured
 
     def decode(token: int) -> str:
         return console.written(pair.tokenizer, token)

@@ -72,6 +72,11 @@ def tasks(pair: Speculator, rows: Rows) -> list[Request]:
     if not reads_sources(pair):
         return [Request(_ids(pair, row)) for row in rows]
     if pair.hearing is not None:
+        if any("recording" not in row for row in rows):
+            raise ConfigurationError(
+                "a speech model hears recordings; got texts for it to read; only bench alpha and "
+                "wagner take --recordings FOLDER"
+            )
         return [_heard(pair, row) for row in rows]
     target = pair.engine.target
     asked = pair.prompt_encoder.read([row["source"] for row in rows])

@@ -9,6 +9,7 @@ ahead to score goes on with what it learned on the prompts before, as an engine'
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from outrider.text.prompts import encode
 from outrider.text.speculator import Speculator
 from outrider.types import Drafter
 from outrider_lab.bench import intervals, measure
-from outrider_lab.papers import record
+from outrider_lab.papers import alpha_tasks, record
 
 WIDTHS = (1, 2, 5, 10)
 
@@ -81,11 +82,15 @@ def run(
     } | record.of_pair(pair.notes)
     store = record.Store(out, "beams", settings)
     every = {arm.key: arm for arm in arms(pair, widths)}
-    ids = [encode(pair.tokenizer, prompt["prompt"].rstrip()) for prompt in prompts]
+    if pair.engine.target.reads == "source":
+        asked = alpha_tasks.tasks(pair, prompts)
+    else:  # whole prompts
+        asked = [Request(encode(pair.tokenizer, row["prompt"].rstrip())) for row in prompts]
     paces = LookaheadDepths()
 
     def measured(arm: BeamArm, index: int) -> record.Row:
-        request = Request(ids[index], SamplingParams(0), StopConditions(new_tokens, pair.eos_ids))
+        limits = StopConditions(new_tokens, pair.eos_ids)
+        request = replace(asked[index], sampling=SamplingParams(0), limits=limits)
         chosen = paces.lent(arm.ahead, arm.width, 1)
         with chosen if arm.adapts else nullcontext(LookaheadDepth(arm.ahead, adapts=False)) as pace:
             started = time.perf_counter()
@@ -102,15 +107,11 @@ def run(
         }
 
     for arm in every.values():
-        _search(
-            pair,
-            arm,
-            Request(ids[0], SamplingParams(0), StopConditions(4)),
-            LookaheadDepth(arm.ahead),
-        )
-    turns = measure.turns(list(every), len(ids), repeats)
+        warm = replace(asked[0], sampling=SamplingParams(0), limits=StopConditions(4))
+        _search(pair, arm, warm, LookaheadDepth(arm.ahead))
+    turns = measure.turns(list(every), len(asked), repeats)
     for number, (repeat, index, key) in enumerate(turns):
-        progress(key, number, repeats * len(ids) * len(every))
+        progress(key, number, repeats * len(asked) * len(every))
         store.get(f"{key} | {index} {repeat}", measured, every[key], index)
     rows = [row_of(store.rows, arm, every) for arm in every.values()]
     tables = {"beams": rows}

@@ -219,17 +219,18 @@ def theory(
     asked: options.PaperRequest,
     top_p: options.TopP = 1.0,
 ) -> None:
-    """Leviathan et al. 2023, table 1 and figures 2-4: formulas, and how real betas keep to them."""
+    """Leviathan et al. 2023, table 1 and figures 2-4: formulas, and how real betas keep to them.
+
+    Encoder-decoders read the 'source' of each line of --prompts.
+    """
     from outrider_lab.papers import theory as experiment
 
     amount = experiment.TheoryAmount(seed=asked.seed, top_p=top_p)
     if asked.quick:
         amount = experiment.TheoryAmount(8, 32, (2, 4), asked.seed, top_p)
-    pair = asked.pair()
+    rows, pair = asked.rows(), asked.pair(sources=True)
     with bar("theory") as progress:
-        tables = experiment.run(
-            pair, read_rows(asked.prompts), asked.out, progress, amount, asked.pictures
-        )
+        tables = experiment.run(pair, rows, asked.out, progress, amount, asked.pictures)
     titles = {
         "table1": "table 1: total operations and speed for c = 0, ours and published",
         "beta": "beta = sum min(p, q) along the target's texts, T = 1",
@@ -243,16 +244,17 @@ def theory(
 def beams(asked: options.PaperRequest) -> None:
     """Leviathan et al. 2023, A.4: beam search, calls and time by w, u and gamma.
 
-    With --model alone: the tree and copies, without a draft model's beams.
+    With --model alone: the tree and copies, without a draft model's beams. Encoder-decoders read
+    the 'source' of each line of --prompts.
     """
     from outrider_lab.papers import beams as experiment
 
     asked = replace(asked, pictures=False)
-    pair = asked.pair_or_alone()
+    rows, pair = asked.rows(), asked.pair_or_alone()
     with bar("beams") as progress:
         tables = experiment.run(
             pair,
-            read_rows(asked.prompts)[: 3 if asked.quick else 24],
+            rows[: 3 if asked.quick else 24],
             asked.out,
             progress,
             new_tokens=32 if asked.quick else 48,
@@ -307,6 +309,7 @@ def speed(
     from outrider_lab.papers import speed as experiment
 
     folder(asked.out)
+    options.goes_on(asked.target)
     texts = read_prompts(asked.prompts, 20 if asked.quick else 30)
     alone = asked.target is not None and asked.draft is None
     verifiers.named(rule)  # or UnknownName, before models are read

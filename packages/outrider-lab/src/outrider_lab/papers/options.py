@@ -73,14 +73,17 @@ class PaperRequest:
     dtype: Dtype = "auto"
     threads: Threads = None
 
-    def load(self, drafter: str | None = None) -> "Speculator":
+    def load(self, drafter: str | None = None, *, sources: bool = False) -> "Speculator":
         """The models; with `drafter` the one of that name, which needs no draft model.
 
-        What is missing for the results is said before anything is loaded or measured.
+        What is missing for the results is said before anything is loaded or measured, and an
+        encoder-decoder is refused by what has nothing for it to read (`sources`).
         """
         from outrider.cli.console import LOADING, working
         from outrider_lab.bench.machine import load_to_measure
 
+        if not sources:
+            goes_on(self.target)
         folder(self.out)
         if self.pictures:
             pyplot()
@@ -90,14 +93,22 @@ class PaperRequest:
         with working(LOADING):
             return load_to_measure(*models, drafter=drafter, **how)
 
-    def pair(self) -> "Speculator":
-        """The pair."""
+    def pair(self, *, sources: bool = False) -> "Speculator":
+        """The pair; `sources` as of `load`."""
+        if not sources:
+            goes_on(self.target)
         both(self.target, self.draft)
-        return self.load()
+        return self.load(sources=True)
 
     def pair_or_alone(self) -> "Speculator":
-        """The pair, or a target without a draft."""
-        return self.pair() if self.target is None or self.draft is not None else self.load("none")
+        """The pair, or a target without a draft; also one that reads sources."""
+        alone = self.target is not None and self.draft is None
+        return self.load("none", sources=True) if alone else self.pair(sources=True)
+
+    def rows(self) -> list[Row]:
+        """What the target goes on from, or what an encoder-decoder reads."""
+        reads = reads_sources(self.target)
+        return source_rows(self.target, self.prompts) if reads else read_rows(self.prompts)
 
 
 #: A command whose parameter `asked` is typed as one option for each field of `PaperRequest`.
@@ -126,6 +137,15 @@ def reads_sources(target: str | None) -> bool:
         return False
 
 
+def goes_on(target: str | None) -> None:
+    """Refuse an encoder-decoder."""
+    if reads_sources(target):
+        raise ConfigurationError(
+            f"this experiment is of models that go on from their prompts; got an encoder-decoder, "
+            f"{target!r}; bench alpha, beams, theory and wagner take one"
+        )
+
+
 def alpha_rows(
     asked: PaperRequest, recordings: Path | None, language: str, most: int
 ) -> list[Row] | None:
@@ -139,9 +159,8 @@ def alpha_rows(
                 f"{str(recordings)!r}"
             )
         return recorded_rows(recordings, language, most)
-    if reads_sources(asked.target):
-        return source_rows(asked.target, asked.prompts)
-    return None if asked.prompts is None else read_rows(asked.prompts)
+    usual = asked.prompts is None and not reads_sources(asked.target)
+    return None if usual else asked.rows()
 
 
 def source_rows(target: str | None, prompts: Path | None) -> list[Row]:
