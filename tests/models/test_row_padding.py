@@ -109,7 +109,7 @@ def test_a_token_has_its_bits_in_calls_of_any_size(name, monkeypatch):
         return
     assert not target.trees_alike  # siblings stand in between: other sums
     by_name = name in ("BioGPT", "StableLM") or name not in (*OTHERS, "Gemma 3n")
-    assert target.runner._padding._looks != by_name  # what needs no looking is not looked at
+    assert bool(target.runner._padding._clear) == by_name  # what needs no looking is spared it
     rows, _ = attention.tried(attention.unscaled, 4, 1, 32, torch.float32)
     if name in OTHERS and not rows.rows.free:
         monkeypatch.setattr(target.runner, "_padding", contextlib.nullcontext)
@@ -234,6 +234,21 @@ def test_a_function_of_each_number_has_its_bits_beside_others(name, size, thread
             assert differ()  # as it is torch's own
     finally:
         torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def test_what_is_clear_in_one_call_is_looked_at_in_larger_ones_and_by_more_threads():
+    padding, x, before = row_padding.RowPadding(), torch.randn(5, 14336), torch.get_num_threads()
+    whole = torch.cat([F.mish(row[None]) for row in x])
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            for rows in (1, 5, 1, 5):
+                with padding(rows):
+                    assert torch.equal(F.mish(x[:rows]), whole[:rows])
+    finally:
+        torch.set_num_threads(before)
+    assert padding._clear == {1: 5, 4: 1}
 
 
 def test_float32_weights_are_left_as_they_are():

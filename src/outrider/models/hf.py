@@ -153,7 +153,7 @@ class TransformersRunner:
         self.tracks = type(self).tracks or self._cuts()
         self.layers = self._depth()
         #: of calls whose rows have to be alike
-        self._padding: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._padding: Callable[[int], AbstractContextManager[object]] = nullcontext
         self.rounding = self._rounding() if self.trees else BatchInvariance()
 
     def _rounding(self) -> BatchInvariance:
@@ -207,7 +207,7 @@ class TransformersRunner:
     ) -> Output:
         tokens_BQ, positions_BQ, _, visible_BQW, _ = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
-        with self.around(keys_BW, positions_BQ, visible_BQW), self._padding():
+        with self.around(keys_BW, positions_BQ, visible_BQW), self._padding(tokens_BQ.numel()):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
             at_BQ = positions_BQ + self._offset if self._offset else positions_BQ
             return self._run(cache, ForwardCall(tokens_BQ, at_BQ, mask, last, aux_layers))

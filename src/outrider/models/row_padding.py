@@ -88,24 +88,25 @@ def _fused(
 class RowPadding:
     """Of all calls of one model.
 
-    Every function of torch is looked at until a call has met none but packed products and
-    attention under `FUSED`: looking takes 1 us of each.
+    Every function of torch is looked at until a call of as many tokens, by as many threads, has met
+    none but packed products and attention under `FUSED`: looking takes 1 us of each.
     """
 
     def __init__(self) -> None:
-        self._looks = True
+        self._clear = dict[int, int]()  #: up to how many tokens nothing is padded, by threads
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """In here few rows are padded."""
-        before = _pads.set(True)
+    def __call__(self, tokens: int) -> Iterator[None]:
+        """In here few rows are padded, in a call of so many tokens."""
+        before, threads = _pads.set(True), torch.get_num_threads()
         try:
-            if not self._looks:
+            if tokens <= self._clear.get(threads, 0):
                 yield
                 return
             with _Products() as products:
                 yield
-            self._looks = products.met
+            if not products.met:
+                self._clear[threads] = tokens
         finally:
             _pads.reset(before)
 
@@ -234,7 +235,8 @@ def _each(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
         if not _dense(input) or not input.dim():
             return None
         threads, count = torch.get_num_threads(), input.numel()
-        if threads < 3 and input.shape[-1] % _VECTORS == 0:  # one half ends on a vector, too
+        whole_rows = input.shape[-1] % _VECTORS == 0
+        if whole_rows and (threads < 3 or count <= _ALL):  # one half ends on a vector, too
             return None
         every = function is F.gelu and count > _ALL
         used = threads if every else max(min(threads, -(-count // _GRAIN)), 1)
