@@ -14,6 +14,7 @@ from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, calibrate, isa, weight_only
 from outrider.models.gguf import GgufFile
 from outrider.models.sources import ModelSource
+from outrider.models.weight_only_tensor import WeightOnlyTensor
 from outrider_lab.certify import Power, certify
 
 pytest.importorskip("gguf", reason="needs pip install 'outrider[gguf]'")
@@ -62,7 +63,7 @@ def test_numbers_are_those_that_transformers_reads(files, name, kind):
     near = {"F16": 5e-6, "BF16": 0.05 if isa.has_bf16_products() else 5e-6}.get(kind, 1e-3)
     assert (found - expected).abs().max() <= near * expected.abs().max()
     for leaf, weight in model.named_parameters():
-        packed = isinstance(weight, weight_only.WeightOnlyTensor)
+        packed = isinstance(weight, WeightOnlyTensor)
         assert packed == (weight.dim() == 2), leaf
 
 

@@ -21,7 +21,7 @@ from outrider.models import adapt, attention, isa, linear, load_checks, weight_o
 from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
 from outrider.models.prefill import causal
-from outrider.models.weight_only import WeightOnlyTensor
+from outrider.models.weight_only_tensor import WeightOnlyTensor
 from outrider.testing import llama
 from tiny import PROMPTS
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 from outrider.testing import llama
 
@@ -48,16 +48,40 @@ def qwen2():
     return made
 
 
-def write(path, made=None, kind="F32"):
+#: What files call parts of mixtures.
+EXPERTS = {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+
+
+def mixture(kind):
+    """Of a type with experts, as wide as no model that is known."""
+    more = {"shared_expert_intermediate_size": 96} if kind == "qwen2_moe" else {}
+    return AutoConfig.for_model(
+        kind, vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+        num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32, bos_token_id=0,
+        eos_token_id=1, pad_token_id=None, norm_topk_prob=kind == "qwen3_moe", **more,
+    )  # fmt: skip
+
+
+def write(path, made=None, kind="F32", architecture=None, up=None):
     """Write a model there, `model()` if none is given; returns it.
 
-    `kind` is what linear layers and embeddings are quantised to.
+    `kind` is what linear layers and embeddings are quantised to, and `up` what the second matrices
+    of experts are.
     """
     import gguf
 
     made = model() if made is None else made
     config, weights = made.config, made.state_dict()
-    out = gguf.GGUFWriter(str(path), config.model_type)
+    out = gguf.GGUFWriter(str(path), architecture or config.model_type)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
     out.add_block_count(config.num_hidden_layers)
@@ -67,6 +91,10 @@ def write(path, made=None, kind="F32"):
     out.add_layer_norm_rms_eps(config.rms_norm_eps)
     out.add_rope_freq_base(config.rope_parameters["rope_theta"])
     out.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    if architecture is not None:
+        out.add_expert_count(config.num_experts)
+        out.add_expert_used_count(config.num_experts_per_tok)
+        out.add_key_length(config.hidden_size // config.num_attention_heads)
     out.add_vocab_size(config.vocab_size)
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("smollm")
@@ -92,7 +120,14 @@ def write(path, made=None, kind="F32"):
         add("output.weight", weights["lm_head.weight"])
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for layer in range(config.num_hidden_layers):
-        for theirs, ours in NAMES.items():
+        stack = weights.get(f"model.layers.{layer}.mlp.experts.gate_up_proj")
+        if stack is not None:
+            gate, second = stack.chunk(2, 1)
+            down = weights[f"model.layers.{layer}.mlp.experts.down_proj"]
+            add(f"blk.{layer}.ffn_gate_exps.weight", gate)
+            add(f"blk.{layer}.ffn_up_exps.weight", second, up)
+            add(f"blk.{layer}.ffn_down_exps.weight", down)
+        for theirs, ours in {**NAMES, **EXPERTS}.items():
             for leaf in ("weight", "bias"):
                 tensor = weights.get(f"model.layers.{layer}.{ours}.{leaf}")
                 if tensor is None:
@@ -101,7 +136,8 @@ def write(path, made=None, kind="F32"):
                     # rotary pairs lie side by side there, half a head apart here
                     tensor = tensor.unflatten(0, (heads[theirs], 2, -1)).transpose(1, 2)
                     tensor = tensor.flatten(0, 2)
-                plain = tensor.dim() < 2
+                plain = tensor.dim() < 2 or "_inp" in theirs
+                tensor = tensor[0] if theirs == "ffn_gate_inp_shexp" else tensor
                 add(f"blk.{layer}.{theirs}.{leaf}", tensor.contiguous(), "F32" if plain else kind)
     out.write_header_to_file()
     out.write_kv_data_to_file()

@@ -70,9 +70,10 @@ def test_products_are_those_of_the_model():
     from outrider.models.prefill import causal
 
     for layer in target.runner._layers:
-        for name in ("qkv", "out", "gate_up", "down"):
-            run = getattr(layer, name)
-            setattr(layer, name, lambda x, run=run: seen.append(x.shape[-1]) or run(x))
+        for of, names in ((layer, ("qkv", "out")), (layer.mlp, ("gate_up", "down"))):
+            for name in names:
+                run = getattr(of, name)
+                setattr(of, name, lambda x, run=run: seen.append(x.shape[-1]) or run(x))
     target.forward(cache, causal(at, at, 128))
     assert seen == [size for _, size in products[:-1]]
 

@@ -75,6 +75,20 @@ def quiet(text, done, total):
     """Nobody looks."""
 
 
+def test_another_draft_does_not_go_on_from_the_weights_of_the_last(folder, data, tmp_path):
+    """Layers 1 and 2 went on from what 0 and 2 had learnt, as their shapes are the same."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    engine = Engine(adapt(model, packed=False), Root())
+    speculator = Speculator(engine, AutoTokenizer.from_pretrained(folder))
+    plan = Plan(steps=1)
+    task = Task("tiny", tmp_path, (data,), (), "layers", (), 300, alpha_texts=1, plan=plan)
+    assert run(speculator, model, task, quiet) is not None
+    assert run(speculator, model, replace(task, layers=(0, 2)), quiet) is not None  # the same
+    for other in ({"layers": (1, 2)}, {"kind": "head"}, {"vocab_size": 200}):
+        with pytest.raises(ConfigurationError, match="begun for another kind, layers or vocab"):
+            run(speculator, model, replace(task, **other), quiet)
+
+
 def test_answers_are_gone_on_with_only_as_they_were_begun(folder, data, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     engine = Engine(adapt(model, packed=False), Root())
@@ -87,7 +101,8 @@ def test_answers_are_gone_on_with_only_as_they_were_begun(folder, data, tmp_path
     )
     assert run(speculator, model, task, quiet).learnt["answers of the target"]
     names = {path.name for path in (tmp_path / "work").glob("*.json*")}
-    assert names == {"answers.json", "answers.jsonl", "before.json", "features.json", "target.json"}
+    kept = {"answers.json", "before.json", "draft.json", "features.json", "target.json"}
+    assert names == kept | {"answers.jsonl"}
     with pytest.raises(ConfigurationError, match="with answers of another length"):
         run(speculator, model, replace(task, tokens=13), quiet)
     asked.write_text(asked.read_text().replace("f1", "g1"))

@@ -145,7 +145,8 @@ def adapt(
     kind = model.config.model_type
     ours = kind in SUPPORTED or reads_more(model.config) or _registered(kind) is None
     own = on_cpu or (device.type == "cuda" and bank is None and not int8)
-    if own and ours and not chain_only and not reads_more(model.config) and llama.fits(model):
+    text = own and ours and not chain_only and not reads_more(model.config)
+    if text and llama.fits(model, adapters=bank is not None):
         runner = LlamaRunner(model, packed, int8)
         if bank is not None:
             runner.adapt(bank)

@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError
 from outrider.models import calibrate
+from outrider.models.config import read
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -151,6 +152,21 @@ class GgufFile:
                 f"cannot read the GGUF file; got {str(path)!r} ({error}); download it again, or "
                 "convert it with a newer llama.cpp"
             ) from error
+
+
+#: Widths of experts as a configuration calls them, and the tensors that have them.
+_WIDTHS = {
+    "moe_intermediate_size": ".ffn_up_exps.weight",
+    "shared_expert_intermediate_size": ".ffn_up_shexp.weight",
+}
+
+
+def read_widths(config: PretrainedConfig, file: GgufFile) -> None:
+    """Note how wide experts are, for which transformers takes what the type's first model had."""
+    for field, tensor in _WIDTHS.items():
+        name = next((name for name in file.tensors if name.endswith(tensor)), None)
+        if name is not None and read(config, field, int) is not None:
+            setattr(config, field, file.tensors[name].shape[-2])
 
 
 def _text(field: Any) -> str:

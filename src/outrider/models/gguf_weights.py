@@ -4,6 +4,7 @@ transformers knows which of its parameters a tensor of the file is, and in which
 wrote rows; blocks are reordered row by row and never widened. Norms and biases are float32.
 """
 
+import re
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import memory, pretrained
+from outrider.models import experts, memory, pretrained
 from outrider.models.config import decoder_of
 from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedWeight
+from outrider.models.experts import ExpertsTensor
 from outrider.models.gguf import GgufFile, StoredTensor
-from outrider.models.weight_only import WeightOnlyTensor, packable
+from outrider.models.weight_only import packable
+from outrider.models.weight_only_tensor import WeightOnlyTensor
 
 #: Files call types of values otherwise than blocks.
 _VALUES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -42,27 +45,38 @@ def block_weights(file: GgufFile, config: PretrainedConfig, kind: Any) -> BlockW
     """
     model = _empty(config, kind)
     names, reorder = _mapping(file, model)
-    places = {id(module): (leaf, turned) for module, leaf, turned in packable(model)}
+    places = {(id(one.module), one.leaf): one for one in packable(model)}
     widened: Counter[str] = Counter()
     files = memory.mappings()
+
+    def put(ours: str, value: Tensor, *read: str) -> None:
+        owner, _, leaf = ours.rpartition(".")
+        module = model.get_submodule(owner)
+        shape = module.get_parameter(leaf).shape
+        if value.shape != shape:
+            raise ConfigurationError(
+                f"{read[0]} of {file.path} is of shape {list(value.shape)}; the model has "
+                f"{list(shape)}; the file was damaged, or made for another architecture"
+            )
+        module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        for name in read:
+            memory.give_back(torch.from_numpy(file.tensors[name].rows), files)
+
     for name, stored in file.tensors.items():
         if name not in names:
             continue
         owner, _, leaf = names[name].rpartition(".")
-        module = model.get_submodule(owner)
-        known = places.get(id(module))
-        shape = module.get_parameter(leaf).shape
-        if known is not None and known[0] == leaf and len(stored.shape) == 2:
-            value: Tensor = _kept(stored, name, known[1], reorder, widened)
-        else:
-            value = torch.from_numpy(np.array(reorder(_numbers(stored), name), np.float32))
-        if value.shape != shape:
-            raise ConfigurationError(
-                f"{name} of {file.path} is of shape {list(value.shape)}; the model has "
-                f"{list(shape)}; the file was damaged, or made for another architecture"
-            )
-        module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-        memory.give_back(torch.from_numpy(stored.rows), files)
+        known = places.get((id(model.get_submodule(owner)), leaf))
+        if known is not None and len(stored.shape) == _MATRIX:
+            put(names[name], _kept(stored, name, known.transposed, reorder, widened), name)
+            continue
+        value = torch.from_numpy(np.array(reorder(_numbers(stored), name), np.float32))
+        if known is not None:  # a matrix of one row, which files have as a vector
+            value = WeightOnlyTensor(PackedWeight.from_dense(value))
+        put(names[name], value, name)
+    for ours, theirs in _of_experts(file, model).items():
+        put(ours, _experts([file.tensors[name] for name in theirs], widened), *theirs)
+    experts.run_packed(model)
     model.tie_weights()
     missing = [name for name, weight in model.named_parameters() if weight.is_meta]
     if missing:
@@ -127,8 +141,10 @@ def _mapping(file: GgufFile, model: PreTrainedModel) -> tuple[dict[str, str], _R
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     if file.architecture not in known or _by_other_means(file.architecture):
         raise unmapped("transformers reads this architecture in another way")
-    if any(len(stored.shape) > _MATRIX for stored in file.tensors.values()):
-        raise unmapped("it has tensors of several experts each")
+    known_experts = {name for each in _of_experts(file, model).values() for name in each}
+    for name, stored in file.tensors.items():
+        if len(stored.shape) > _MATRIX and name not in known_experts:
+            raise unmapped(f"{name} has {len(stored.shape)} axes")
     layers = int(decoder_of(model.config).num_hidden_layers)
     table = gguf.get_tensor_name_map(known[file.architecture], layers)
     names: dict[str, str] = {}
@@ -151,6 +167,44 @@ def _by_other_means(architecture: str) -> bool:
     except ImportError:
         return False
     return bool(is_gguf_arch_supported(architecture))
+
+
+#: What files call the matrices of a layer's experts, by what transformers does.
+_EXPERTS = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",), "down_proj": ("down",)}
+
+
+def _of_experts(file: GgufFile, model: PreTrainedModel) -> dict[str, list[str]]:
+    """Parameters that hold all experts of a layer, and the tensors of the file that they are of."""
+    found: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        layer = re.search(r"layers\.(\d+)\.", path)
+        if layer is None or experts.transposed(module):
+            continue
+        for leaf in experts.stacks(module):
+            theirs = [f"blk.{layer[1]}.ffn_{part}_exps.weight" for part in _EXPERTS[leaf]]
+            if all(name in file.tensors for name in theirs):
+                found[f"{path}.{leaf}"] = theirs
+    return found
+
+
+def _experts(stacks: list[StoredTensor], widened: Counter[str]) -> ExpertsTensor:
+    """All experts of a layer in the blocks of the file; outputs of several stacks side by side."""
+    count = stacks[0].shape[0]
+    sides: list[list[PackedWeight]] = []
+    for kind in dict.fromkeys(stored.kind for stored in stacks):
+        form, inputs = _VALUES.get(kind, kind.lower()), stacks[0].shape[-1]
+        same = [np.split(one.rows, count) for one in stacks if one.kind == kind]
+        if form not in FORMATS:
+            widened[kind] += len(same)
+        sides.append([])
+        for rows in map(np.concatenate, zip(*same, strict=True)):
+            if form in FORMATS:
+                record = PackedWeight.from_blocks(torch.from_numpy(rows), form, inputs)
+            else:
+                values = _numbers(StoredTensor(kind, (len(rows), inputs), rows))
+                record = PackedWeight.from_dense(torch.from_numpy(values).to(_WIDENED))
+            sides[-1].append(record)
+    return ExpertsTensor(list(zip(*sides, strict=True)))
 
 
 def _kept(

@@ -3,7 +3,7 @@
 The lean decoder (`models.llama`) is made of such layers, and so are lean heads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -13,16 +13,20 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from outrider.models import weight_only
 from outrider.models.attention import BatchInvariantAttention, fused as attend, steady
 from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotLayer
-from outrider.models.config import found
-from outrider.models.cpu_kernels import layer_kernels
+from outrider.models.config import found, read
+from outrider.models.cpu_kernels import decoder_layers, layer_kernels
 from outrider.models.cpu_kernels.decoder_layers import LlamaParts
+from outrider.models.cpu_kernels.packed_experts import PackedMixture, SharedExpert
 from outrider.models.cpu_kernels.packed_linear import PackedLinear
 from outrider.models.decoder import additive
-from outrider.models.linear import fused
-from outrider.models.weight_only import WeightOnlyTensor
+from outrider.models.experts import ExpertsTensor
+from outrider.models.linear import Product, fused, product
+from outrider.models.lora import LoraBank
+from outrider.models.weight_only_tensor import WeightOnlyTensor
 from outrider.types import Nodes
 
 # What stands between the products of a Llama's layers: norms, rotation, attention, gates.
@@ -141,7 +145,7 @@ class LayerForm(NamedTuple):
     means: str  #: what it is called
 
 
-def whole(layer: nn.Module) -> bool:
+def whole(layer: object) -> bool:
     """Whether it is a plain product with a weight of its own: not a shard, and quantised by nobody
     else."""
     return type(layer) is nn.Linear and type(layer.weight) in (nn.Parameter, WeightOnlyTensor)
@@ -202,6 +206,89 @@ def _no_triton(shape: LayerShape, act: str) -> str | None:
     return cuda_kernels.unsupported_reason(shape, act)
 
 
+Fuse: TypeAlias = Callable[[Sequence[nn.Linear]], Product]
+
+
+class GatedMlp:
+    """down(act(gate) * up), gate and up as one product."""
+
+    def __init__(self, of: nn.Module, made: Fuse) -> None:
+        gate, up, down = (of.get_submodule(f"{part}_proj") for part in ("gate", "up", "down"))
+        assert isinstance(gate, nn.Linear)
+        assert isinstance(up, nn.Linear)
+        assert isinstance(down, nn.Linear)
+        self.gate_up, self.down = made([gate, up]), made([down])
+
+    def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
+        """Of nodes [..., hidden]."""
+        return self.down(call.gate(self.gate_up(x)))
+
+    def adapt(self, bank: LoraBank, path: str) -> None:
+        """Let rows have adapters of their own; in the model it has this name."""
+        gate_up = [f"{path}.gate_proj", f"{path}.up_proj"]
+        self.gate_up = bank.adapted(self.gate_up, gate_up)
+        self.down = bank.adapted(self.down, [f"{path}.down_proj"])
+
+
+_MIXTURES = frozenset(
+    f"{family}SparseMoeBlock" for family in ("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe")
+)
+
+
+def is_mixture(mlp: nn.Module) -> bool:
+    """Whether it is a mixture as `Mixture` computes one, its weights packed in whole blocks.
+
+    Its router takes the most likely experts by a softmax over all of them.
+    """
+    if type(mlp).__name__ not in _MIXTURES or decoder_layers.unsupported_reason([], "silu"):
+        return False
+    records = [
+        record
+        for weight in mlp.parameters()
+        for record in (weight.records if isinstance(weight, WeightOnlyTensor) else (None,))
+    ]
+    return all(
+        one is not None and one.inputs == one.wide and one.inputs % layer_kernels.LANES == 0
+        for one in records
+    )
+
+
+def _stack(weights: Tensor, int8: bool) -> ExpertsTensor:
+    assert isinstance(weights, ExpertsTensor)
+    return weight_only.experts_in_8_bits(weights) if int8 else weights
+
+
+def _packed(run: Product) -> PackedLinear:
+    assert isinstance(run, PackedLinear)
+    return run
+
+
+class Mixture:
+    """Some of its experts for each node, and in some families one that all nodes share."""
+
+    def __init__(self, of: nn.Module, made: Fuse, int8: bool) -> None:
+        router, experts = of.get_submodule("gate"), of.get_submodule("experts")
+        stacks = [experts.get_parameter(name) for name in ("gate_up_proj", "down_proj")]
+        gate_up, down = (_stack(one, int8).product for one in stacks)
+        shared: SharedExpert | None = None
+        if found(of, "shared_expert") is not None:
+            mlp = GatedMlp(of.get_submodule("shared_expert"), made)
+            gate = product(of.get_parameter("shared_expert_gate.weight"), None)
+            shared = SharedExpert(*map(_packed, (mlp.gate_up, mlp.down, gate)))
+        self.packed = PackedMixture(
+            _packed(product(router.get_parameter("weight"), None)),
+            gate_up,
+            down,
+            chosen=read(router, "top_k", int) or 0,
+            whole=read(router, "norm_topk_prob", bool) is not False,
+            shared=shared,
+        )
+
+    def __call__(self, call: LayerOpsCall, x: Tensor) -> Tensor:
+        """Of nodes [..., hidden]."""
+        return self.packed(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
 class Layer:
     """One decoder layer with fused products."""
 
@@ -212,8 +299,7 @@ class Layer:
         self.between = way.weight(layer.post_attention_layernorm.weight)
         self.qkv = made([a.q_proj, a.k_proj, a.v_proj])
         self.out = made([a.o_proj])
-        self.gate_up = made([m.gate_proj, m.up_proj])
-        self.down = made([m.down_proj])
+        self.mlp = Mixture(m, made, int8) if is_mixture(m) else GatedMlp(m, made)
         self._widths = [each.weight.shape[0] for each in (a.q_proj, a.k_proj, a.v_proj)]
         norms = (a.q_norm, a.k_norm) if found(a, "q_norm") else ()
         #: of queries and of keys, and how many numbers of a head each is over; none in most layers
@@ -221,11 +307,16 @@ class Layer:
 
     def parts(self) -> LlamaParts:
         """What it is made of, for a compiled call."""
-        products = (self.qkv, self.out, self.gate_up, self.down)
+        products, mixture = [self.qkv, self.out], None
+        if isinstance(self.mlp, Mixture):
+            mixture = self.mlp.packed
+        else:
+            products += [self.mlp.gate_up, self.mlp.down]
         return LlamaParts(
             [one for one in products if isinstance(one, PackedLinear)],
             (self.before, self.between),
             [weight for weight, _ in self.head_norms],
+            mixture,
         )
 
     def heads(self, call: LayerOpsCall, qkv: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.cpu_kernels import tile_kernels
 from outrider.models.cpu_kernels.int8 import Int8Product
 from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
-from outrider.models.weight_only import WeightOnlyTensor, in_8_bits
+from outrider.models.weight_only import in_8_bits
+from outrider.models.weight_only_tensor import WeightOnlyTensor
 
 Product = Callable[[Tensor], Tensor]
 _HINT = 16  #: rows the packed layout is tuned for; one packing serves every width

@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
-from outrider.models import weight_only
+from outrider.models import weight_only_tensor
 from outrider.models.cache import SlotCache
-from outrider.models.config import read
+from outrider.models.config import found, read
 from outrider.models.cpu_kernels.decoder_layers import LlamaLayers, unsupported_reason
 from outrider.models.cpu_kernels.layer_kernels import CpuKernels, KernelCall
 from outrider.models.decoder import EncoderAdapter, LeanRunner
-from outrider.models.layer import STATIC_ROPE, Layer, LayerOpsCall, chosen, whole
+from outrider.models.layer import (
+    STATIC_ROPE,
+    GatedMlp,
+    Layer,
+    LayerOpsCall,
+    chosen,
+    is_mixture,
+    whole,
+)
 from outrider.models.linear import Product, fused
 from outrider.models.lora import LoraBank
 from outrider.types import Nodes, Output
@@ -30,12 +38,16 @@ FAMILIES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
 
-def fits(model: PreTrainedModel) -> bool:
+def fits(model: PreTrainedModel, adapters: bool = False) -> bool:
     """Whether the lean runner computes this model: one of `FAMILIES` with fixed rotary tables, and
-    without windows.
+    without windows. Not a mixture of experts whose rows have `adapters`.
 
     Not one whose weights are sharded: a process has a part of each, and the model's own forward is
     what brings the parts together.
@@ -47,7 +59,8 @@ def fits(model: PreTrainedModel) -> bool:
         and not _windows(config)
         and rope.get("rope_type", "default") in STATIC_ROPE
         and read(config, "quantization_config", object) is None
-        and all(whole(m) for m in _linears(model))
+        and read(config, "clip_qkv", float) is None  # of queries, keys and values
+        and all(whole(m) for m in _linears(model, adapters))
     )
 
 
@@ -59,12 +72,15 @@ def _windows(config: PretrainedConfig) -> bool:
     )
 
 
-def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
-    found = [model.lm_head]
+def _linears(model: LlamaForCausalLM, adapters: bool) -> list[object]:
+    parts: list[object] = [model.lm_head]
     for layer in model.model.layers:
-        a, m = layer.self_attn, layer.mlp
-        found += [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]
-    return found
+        parts += [found(layer.self_attn, f"{name}_proj") for name in "qkvo"]
+        if adapters or not is_mixture(
+            layer.mlp
+        ):  # one that no `Mixture` computes has no such parts
+            parts += [found(layer.mlp, f"{name}_proj") for name in ("gate", "up", "down")]
+    return parts
 
 
 class LlamaRunner(LeanRunner):
@@ -84,9 +100,10 @@ class LlamaRunner(LeanRunner):
         self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
         self.eps: float = config.rms_norm_eps
         self.hidden: int = config.hidden_size
-        self.inner: int = config.intermediate_size
+        dense = [one.mlp for one in model.model.layers if not is_mixture(one.mlp)]
+        self.inner: int = dense[0].gate_proj.out_features if dense else 0
         weight: Tensor = model.model.embed_tokens.weight.detach()
-        self._embedded = weight_only.embedding(weight)
+        self._embedded = weight_only_tensor.embedding(weight)
         self.device, self.dtype = weight.device, weight.dtype
         self._between, self.rounding, self.means = chosen(
             self, config.hidden_act, model.model.rotary_emb, self.context, weight
@@ -98,11 +115,10 @@ class LlamaRunner(LeanRunner):
         self.whole = self._joined()
 
     def _joined(self) -> LlamaLayers | None:
-        products = [
-            one for each in self._layers for one in (each.qkv, each.out, each.gate_up, each.down)
-        ]
         kernels = isinstance(self._between, CpuKernels) and self.dtype is torch.float32
-        if not kernels or unsupported_reason(products, "silu"):
+        by_head = all(size == self.size for one in self._layers for _, size in one.head_norms)
+        products = [run for run, _ in self.products()[:-1]]
+        if not (kernels and by_head) or unsupported_reason(products, "silu"):
             return None
         return LlamaLayers([each.parts() for each in self._layers], self, self._norm)
 
@@ -119,18 +135,19 @@ class LlamaRunner(LeanRunner):
             qkv = [f"{attention}.{part}_proj" for part in "qkv"]
             each.qkv = bank.adapted(each.qkv, qkv)
             each.out = bank.adapted(each.out, [f"{attention}.o_proj"])
-            gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
-            each.gate_up = bank.adapted(each.gate_up, gate_up)
-            each.down = bank.adapted(each.down, [f"{mlp}.down_proj"])
+            if isinstance(each.mlp, GatedMlp):
+                each.mlp.adapt(bank, mlp)
         self._head = bank.adapted(self._head, ["lm_head"])
 
     def products(self) -> list[tuple[Product, int]]:
-        """All of them, in the order of a call, and how many numbers of a node each takes."""
+        """Those that all nodes go through, in the order of a call, and how many numbers of a node
+        each takes."""
         found: list[tuple[Product, int]] = []
         for each in self._layers:
             heads = self.heads * self.size
             found += [(each.qkv, self.hidden), (each.out, heads)]
-            found += [(each.gate_up, self.hidden), (each.down, self.inner)]
+            if isinstance(each.mlp, GatedMlp):
+                found += [(each.mlp.gate_up, self.hidden), (each.mlp.down, self.inner)]
         return [*found, (self._head, self.hidden)]
 
     def __call__(
@@ -166,7 +183,7 @@ class LlamaRunner(LeanRunner):
             qkv = layer.qkv(x)
             x = call.attend(layer.heads(call, qkv) if layer.head_norms else qkv, store)
             state, x = call.norm(state, layer.out(x), layer.between)
-            more = layer.down(call.gate(layer.gate_up(x)))
+            more = layer.mlp(call, x)
         if last is not None:
             state, more = state[:, -last:], None if more is None else more[:, -last:]
         return call.norm(state, more, self._norm)[1], kept

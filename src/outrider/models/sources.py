@@ -135,11 +135,15 @@ class ModelSource:
 
     def _configuration(self) -> PretrainedConfig:
         known = gguf.cache_folder(self.files)
+        config: PretrainedConfig | None = None
         if known is not None:
             with suppress(OSError, ValueError):
-                return pretrained.read_config(str(known / "config"), self.trust)
-        config = pretrained.read_config(self._where, self.trust, **self._how)
-        gguf.remember(self.files, config, "config")
+                config = pretrained.read_config(str(known / "config"), self.trust)
+        if config is None:
+            config = pretrained.read_config(self._where, self.trust, **self._how)
+            gguf.remember(self.files, config, "config")
+        if self._how and read(config, "num_experts", int) is not None:
+            gguf.read_widths(config, self.stored())
         return config
 
     def serve(self, lora: Mapping[str, str | Path]) -> None:

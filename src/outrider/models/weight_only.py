@@ -4,23 +4,24 @@ The type that weights are kept in and the one that is computed in are two things
 `WeightOnlyTensor` stands where a layer's weight stood: it has the weight's shape and says float32,
 its numbers lie in a `PackedWeight` (bfloat16, 8 or 4 bits, a GGUF file's blocks), and the linear
 layer or embedding that reads it runs on the packed kernels. So every model of transformers keeps
-its own forward, and tied layers share one record.
+its own forward, and tied layers share one record. A layer's experts are packed as well (`experts`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError
-from outrider.models import isa, memory
+from outrider.models import experts, isa, memory
 from outrider.models.cpu_kernels import build
 from outrider.models.cpu_kernels.packed_formats import FORMATS
 from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
+from outrider.models.experts import ExpertsTensor
+from outrider.models.weight_only_tensor import WeightOnlyTensor
 
 #: Types that a dense checkpoint's weights can be kept in, and their formats.
 KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_1"}
@@ -53,146 +54,11 @@ def applies_to(dtype: str, device: torch.device) -> bool:
     return dtype == "float16" or not isa.has_tiles()
 
 
-class WeightOnlyTensor(torch.Tensor):
-    """A weight [O, I] whose numbers are a `PackedWeight`; with `transposed` it is read as [I, O].
-
-    Linear layers and embeddings read it where it lies. Whatever else asks for its numbers gets
-    them widened to float32: right, and as large and slow as a dense weight.
-    """
-
-    record: PackedWeight
-    transposed: bool
-
-    @staticmethod
-    def __new__(cls, record: PackedWeight, transposed: bool = False) -> "WeightOnlyTensor":
-        shape = record.outputs, record.inputs
-        shape = shape[::-1] if transposed else shape
-        made: WeightOnlyTensor = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=torch.float32, device=torch.device("cpu"), requires_grad=False
-        )
-        made.record, made.transposed = record, transposed
-        made._products = {}
-        return made
-
-    def __init__(self, record: PackedWeight, transposed: bool = False) -> None:
-        self._products: dict[int | None, tuple[Tensor | None, PackedLinear]]
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"WeightOnlyTensor({list(self.shape)}, {self.record.format})"
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "WeightOnlyTensor":
-        return self  # it is never written to
-
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x @ weight.T + bias for x [..., I], in float32."""
-        key = None if bias is None else id(bias)
-        made = self._products.get(key)
-        if made is None or made[0] is not bias:
-            made = self._products[key] = bias, PackedLinear(self.record, bias)
-        return made[1](x)
-
-    def numbers(self) -> Tensor:
-        """All of them, in float32."""
-        widened = self.record.dequantize()
-        return widened.T if self.transposed else widened
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        """Linear layers and embeddings; the rest is as of any tensor."""
-        known = _KNOWN.get(func)
-        if known is not None:
-            answer = known(*args, **(kwargs or {}))
-            if answer is not NotImplemented:
-                return answer
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        """Of an operator that is not known: the same over the widened numbers."""
-
-        def wide(given: object) -> object:
-            if isinstance(given, WeightOnlyTensor):
-                return given.numbers()
-            return [wide(one) for one in given] if isinstance(given, list) else given
-
-        return func(*map(wide, args), **{k: wide(v) for k, v in (kwargs or {}).items()})
-
-
-def _linear(x: Tensor, weight: object, bias: Tensor | None = None) -> object:
-    if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
-        return NotImplemented
-    return weight.linear(x, bias)
-
-
-def _embedding(ids: Tensor, weight: object, *_: object, **__: object) -> object:
-    """What is padded, and how gradients are scaled, changes no row."""
-    if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
-        return NotImplemented
-    return weight.record.rows(ids)
-
-
-def embedding(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """ids -> rows of a weight; of a packed one without torch's search for who computes it."""
-    if isinstance(weight, WeightOnlyTensor) and not weight.transposed:
-        return weight.record.rows
-    return partial(F.embedding, weight=weight)
-
-
-def _addmm(bias: Tensor, x: Tensor, weight: object, **more: object) -> object:
-    """As `Conv1D` multiplies."""
-    if not isinstance(weight, WeightOnlyTensor) or not weight.transposed or more:
-        return NotImplemented
-    return weight.linear(x, bias)
-
-
-def _index(weight: object, at: object) -> object:
-    if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
-        return NotImplemented
-    if not isinstance(at, Tensor) or at.dtype != torch.int64:
-        return NotImplemented
-    return weight.record.rows(at)
-
-
-def _detached(weight: Tensor) -> object:
-    """Another one of the same record: a parameter is none any more, as of any tensor."""
-    if not isinstance(weight, WeightOnlyTensor):
-        return NotImplemented
-    return WeightOnlyTensor(weight.record, weight.transposed)
-
-
-def _turned(weight: Tensor) -> object:
-    if not isinstance(weight, WeightOnlyTensor):
-        return NotImplemented
-    return WeightOnlyTensor(weight.record, not weight.transposed)
-
-
-_KNOWN: dict[Callable[..., object], Callable[..., object]] = {
-    F.linear: _linear,
-    F.embedding: _embedding,
-    torch.addmm: _addmm,
-    torch.Tensor.__getitem__: _index,
-    torch.Tensor.detach: _detached,
-    torch.Tensor.T.__get__: _turned,  # type: ignore[attr-defined]
-}
-
-
 def rounds_inputs(weights: Iterable[Tensor]) -> bool:
     """Whether a product over one of these rounds what it is given, so that the last bit of a sum
     decides about much more: whole numbers, and products of bfloat16 numbers."""
-    formats = {weight.record.format for weight in weights if isinstance(weight, WeightOnlyTensor)}
+    packed = (weight for weight in weights if isinstance(weight, WeightOnlyTensor))
+    formats = {record.format for weight in packed for record in weight.records}
     return not formats <= {"f32", "f16", *(() if isa.has_bf16_products() else ("bf16",))}
 
 
@@ -248,7 +114,7 @@ def keep(model: nn.Module, dtype: str, name: str, read: bool = False) -> None:
     are no whole blocks.
     """
     files = memory.mappings() if read else []
-    turned = {(id(module), leaf): over for module, leaf, over in packable(model)}
+    known = {(id(one.module), one.leaf): one for one in packable(model)}
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     paths: dict[int, str] = {}
     for path, module in model.named_modules():
@@ -263,26 +129,40 @@ def keep(model: nn.Module, dtype: str, name: str, read: bool = False) -> None:
         _, each = owners.popitem()
         module, leaf = each[0]
         weight = module.get_parameter(leaf)
-        packed = [turned[id(module), leaf] for module, leaf in each if (id(module), leaf) in turned]
+        packed = [known[id(module), leaf] for module, leaf in each if (id(module), leaf) in known]
         if packed:
-            made: Tensor = _packed(weight.detach(), dtype, packed[0], paths[id(weight)])
+            kind = "float32" if packed[0].whole else dtype
+            made: Tensor = _packed(weight.detach(), kind, packed[0].transposed, paths[id(weight)])
         else:
             made = weight.detach().float() if weight.is_floating_point() else weight.detach()
         new = nn.Parameter(made, requires_grad=False)
         for module, leaf in each:
             module._parameters[leaf] = new
         memory.give_back(weight, files)
+    experts.run_packed(model)
 
 
-def packable(model: nn.Module) -> list[tuple[nn.Module, str, bool]]:
-    """Modules with a weight that can be packed, its name, and whether it lies transposed."""
-    found: list[tuple[nn.Module, str, bool]] = []
+class Packable(NamedTuple):
+    """A weight that can be packed."""
+
+    module: nn.Module
+    leaf: str  #: its name there
+    transposed: bool = False
+    whole: bool = False  #: whether it stays in float32, as a router's does, which decides for all
+
+
+def packable(model: nn.Module) -> list[Packable]:
+    """Its weights that can be packed."""
+    found: list[Packable] = []
     table = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
     for module in model.modules():
         if type(module) is nn.Linear or (module is table and isinstance(module, nn.Embedding)):
-            found.append((module, "weight", False))
+            found.append(Packable(module, "weight"))
         elif type(module) is Conv1D:
-            found.append((module, "weight", True))
+            found.append(Packable(module, "weight", transposed=True))
+        for leaf in experts.stacks(module):
+            found.append(Packable(module, leaf, experts.transposed(module)))
+        found += [Packable(router, "weight", whole=True) for router in experts.routers(module)]
     return found
 
 
@@ -306,14 +186,17 @@ def _packed(weight: Tensor, dtype: str, transposed: bool, name: str) -> WeightOn
     if dtype == STORED:
         dtype = str(weight.dtype).removeprefix("torch.")
     form = KINDS[dtype]
-    weight_OI = weight.T if transposed else weight
-    inputs, chunk = weight_OI.shape[1], FORMATS[form].chunk
+    inputs, chunk = weight.shape[-2 if transposed else -1], FORMATS[form].chunk
     if dtype in QUANTISED and inputs % chunk:
         raise ConfigurationError(
             f"{dtype} has blocks of {chunk} inputs; got a layer with {inputs} in {name}; use "
             "dtype='bfloat16' or 'float32'"
         )
-    return WeightOnlyTensor(PackedWeight.from_dense(weight_OI, form), transposed)
+    if weight.dim() == experts.AXES:
+        return ExpertsTensor.from_dense(weight, form, transposed)
+    return WeightOnlyTensor(
+        PackedWeight.from_dense(weight.T if transposed else weight, form), transposed
+    )
 
 
 def like(weight_OI: Tensor, other: Tensor) -> Tensor:
@@ -337,12 +220,17 @@ def in_8_bits(weight: WeightOnlyTensor) -> PackedWeight:
     return PackedWeight.from_dense(record.dequantize(), "q8_0")
 
 
+def experts_in_8_bits(weights: ExpertsTensor) -> ExpertsTensor:
+    """The same of all experts."""
+    each = [[in_8_bits(WeightOnlyTensor(one)) for one in expert] for expert in weights.experts]
+    return ExpertsTensor(each, weights.transposed)
+
+
 def formats(model: nn.Module) -> dict[str, int]:
     """How many bytes of its weights are in each format."""
     found: dict[str, int] = {}
     for weight in model.parameters():
-        if isinstance(weight, WeightOnlyTensor):
-            record = weight.record
+        for record in weight.records if isinstance(weight, WeightOnlyTensor) else ():
             found[record.format] = found.get(record.format, 0) + record.nbytes
     return found
 

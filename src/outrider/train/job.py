@@ -138,13 +138,16 @@ def run(
     _suits(task, model.config)
     work = task.out / "work"
     work.mkdir(parents=True, exist_ok=True)
-    _same(work / "target.json", _fingerprint(_weights(model)), "for another target")
+    _same(work / "target.json", _weights(model), "for another target")
+    layers = _layers(model.config, task) if task.kind == "layers" else ()
+    kind = task.kind, layers, task.vocab_size, task.inner
+    _same(work / "draft.json", kind, "for another kind, layers or vocabulary")
     if task.prompts:
         how = task.tokens, task.plan.seed
-        _same(work / "answers.json", _fingerprint(how), "with answers of another length or seed")
+        _same(work / "answers.json", how, "with answers of another length or seed")
     learnt, held, counts = _texts(speculator, task, work, show)
     aux_layers = usual_aux_layers(depth(model.config)) if task.kind == "head" else ()
-    _same(work / "features.json", _fingerprint((learnt, aux_layers)), "on other texts")
+    _same(work / "features.json", (learnt, aux_layers), "on other texts")
     features_at = work / "features"
     record(
         target, learnt, aux_layers, features_at, show=lambda n, of: show("target's states", n, of)
@@ -242,16 +245,13 @@ def _weights(model: PreTrainedModel) -> list[tuple[str, list[float]]]:
     ]
 
 
-def _fingerprint(of: object) -> str:
-    return hashlib.sha256(repr(of).encode()).hexdigest()
-
-
-def _same(path: Path, fingerprint: str, otherwise: str) -> None:
+def _same(path: Path, of: object, otherwise: str) -> None:
     """Refuse to go on with what was made of something else."""
+    fingerprint = hashlib.sha256(repr(of).encode()).hexdigest()
     if path.exists() and json.loads(path.read_text("utf-8")) != fingerprint:
         raise ConfigurationError(
-            f"the training in {str(path.parent)!r} was begun {otherwise}; got new ones; give "
-            "another --out, or delete that folder"
+            f"the training in {str(path.parent)!r} was begun {otherwise}; give another --out, or "
+            "delete that folder"
         )
     path.write_text(json.dumps(fingerprint), "utf-8")
 

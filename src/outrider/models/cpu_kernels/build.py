@@ -43,6 +43,7 @@ SOURCES = tuple(
     thread_pool.c attend.c attend_tiles.c kernels.c int8.c cross.c decoder_layers.c
     block_verification.c draws.c logits.c tiles.c packed_linear.c packed_layout.c packed_dense.c
     packed_blocks.c packed_superblocks.c packed_int8.c int16_attention.c outer_product.c mixers.c
+    experts.c
     """.split()
 )
 AHEAD = "intrinsics.h"  #: read once for all sources: alone it takes a quarter of a second
@@ -57,6 +58,7 @@ SHARED = (
     "packed_vectors.h",
     "packed_tiles.h",
     "packed_linear.h",
+    "experts.h",
 )
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}

@@ -7,22 +7,10 @@
  * Shapes: B rows, Q queries, H heads, E numbers of a state, I of what lies between `up` and `down`.
  */
 #include "attend.h"
+#include "experts.h"
 #include "thread_pool.h"
 
-#define PARTS 3 /* weights of one product, at most */
-
 enum { RELU, SILU, GELU };
-
-typedef struct {
-    int64_t format, per, outputs;
-    const uint8_t *weight;
-} Part; /* of a product: packed_linear.c */
-
-typedef struct {
-    int64_t parts, inputs, outputs;
-    Part of[PARTS];
-    const float *bias; /* or NULL */
-} Linear;
 
 typedef struct {
     const float *weight, *bias;
@@ -54,30 +42,9 @@ int outrider_attend(
 int outrider_cross(
     int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float,
     const int64_t *, const void *, const void *, const void *, void *);
-int outrider_packed_linear(
-    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, const float *, const uint8_t *,
-    const float *, float *);
 void outrider_norm(
     int64_t, int64_t, int64_t, int64_t, float, const void *, const void *, const void *, void *, void *);
 void outrider_gate(int64_t, int64_t, int64_t, int64_t, const void *, void *);
-
-/* So many numbers, in whole lines. */
-static float *numbers(int64_t count) {
-    return aligned_alloc(64, (count + LANES) * sizeof(float) / 64 * 64 + 64);
-}
-
-static int multiplied(const Linear *l, int64_t rows, int64_t threads, const float *x, float *y) {
-    const float *bias = l->bias;
-    for (int64_t i = 0; i < l->parts; i++) {
-        const Part *p = l->of + i;
-        const int failed = outrider_packed_linear(
-            p->format, p->per, rows, l->inputs, p->outputs, l->outputs, threads, x, p->weight, bias, y);
-        if (failed) return failed;
-        y += p->outputs;
-        if (bias) bias += p->outputs;
-    }
-    return 0;
-}
 
 /* state + more, and the norm of it over its mean and variance: each [rows, E]. With `ahead` the sum
  * goes on as the state, else the norm does. */
@@ -181,7 +148,8 @@ int outrider_decoder(
 }
 
 typedef struct {
-    Linear qkv, out, gate_up, down;
+    Linear qkv, out, gate_up, down; /* the last two where there are no experts */
+    const Mixture *mixture;
     const float *before, *between; /* norms [E], ahead of attention and of the gate */
     const float *queries, *keys;   /* norms of heads, or NULL */
 } LlamaLayer;
@@ -242,10 +210,14 @@ int outrider_llama(
             break;
         if ((failed = multiplied(&l->out, rows, threads, attended, more))) break;
         outrider_norm(rows, width, threads, 0, d->eps, state, more, l->between, state, normed);
+        left = more;
+        if (l->mixture) {
+            if ((failed = outrider_mixture(l->mixture, rows, threads, normed, more))) break;
+            continue;
+        }
         if ((failed = multiplied(&l->gate_up, rows, threads, normed, both))) break;
         outrider_gate(rows, d->inner, threads, 0, both, inner);
         if ((failed = multiplied(&l->down, rows, threads, inner, more))) break;
-        left = more;
     }
     for (int64_t b = 0; b < at->B && !failed; b++) {
         const int64_t from = (b * at->Q + at->Q - last) * width;

@@ -16,27 +16,15 @@ from torch import Tensor
 from outrider.models.cache import SlotCache
 from outrider.models.cpu_kernels import build
 from outrider.models.cpu_kernels.layer_kernels import LANES, KernelCall
-from outrider.models.cpu_kernels.packed_linear import PackedLinear
+from outrider.models.cpu_kernels.packed_experts import PackedMixture
+from outrider.models.cpu_kernels.packed_linear import Linear, PackedLinear, linear
 
 if TYPE_CHECKING:
     from outrider.models.layer import LayerShape
 
 #: Activations by the names that configurations have for them, as decoder_layers.c numbers them.
 ACTIVATIONS = {"relu": 0, "silu": 1, "swish": 1, "gelu": 2}
-PARTS = 3  #: weights of one product, at most
 _POINTER, _WHOLE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class _Part(ctypes.Structure):
-    _fields_ = [*((name, _WHOLE) for name in ("format", "per", "outputs")), ("weight", _POINTER)]
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        *((name, _WHOLE) for name in ("parts", "inputs", "outputs")),
-        ("of", _Part * PARTS),
-        ("bias", _POINTER),
-    ]
 
 
 class _LayerNorm(ctypes.Structure):
@@ -45,7 +33,7 @@ class _LayerNorm(ctypes.Structure):
 
 class _DecoderLayer(ctypes.Structure):
     _fields_ = [
-        *((name, _Linear) for name in ("qkv", "out", "query", "cross_out", "up", "down")),
+        *((name, Linear) for name in ("qkv", "out", "query", "cross_out", "up", "down")),
         *((name, _LayerNorm) for name in ("text", "source", "after")),
     ]
 
@@ -68,8 +56,8 @@ class _Sources(ctypes.Structure):
 
 class _LlamaLayer(ctypes.Structure):
     _fields_ = [
-        *((name, _Linear) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _POINTER) for name in ("before", "between", "queries", "keys")),
+        *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _POINTER) for name in ("mixture", "before", "between", "queries", "keys")),
     ]
 
 
@@ -157,9 +145,10 @@ class DecoderLayers:
 class LlamaParts(NamedTuple):
     """What a Llama's layer is made of; norms of heads are of queries and of keys, or none."""
 
-    products: Sequence[PackedLinear]  #: qkv, out, gate and up, down
+    products: Sequence[PackedLinear]  #: qkv, out, gate and up, down; the last two if no mixture
     norms: Sequence[Tensor]  #: [E] ahead of attention, and ahead of the gate
     head_norms: Sequence[Tensor]
+    mixture: PackedMixture | None = None
 
 
 class LlamaLayers:
@@ -179,7 +168,9 @@ class LlamaLayers:
         self._laid = (_LlamaLayer * len(layers))(
             *(
                 _LlamaLayer(
-                    *map(_linear, layer.products),
+                    *map(linear, layer.products),
+                    *([Linear()] * (4 - len(layer.products))),
+                    None if layer.mixture is None else layer.mixture.at,
                     *(norm.data_ptr() for norm in (*layer.norms, *layer.head_norms)),
                 )
                 for layer in layers
@@ -224,10 +215,11 @@ def _fit(layers: Sequence[LlamaParts], shape: "LayerShape", behind: Tensor) -> N
     sizes += [(shape.hidden, 2 * shape.inner), (shape.inner, shape.hidden)]
     for layer in layers:
         found = [(one.inputs, one.outputs) for one in layer.products]
+        wanted = sizes if layer.mixture is None else sizes[:2]
         norms = [(norm, shape.hidden) for norm in (*layer.norms, behind)]
         norms += [(norm, shape.size) for norm in layer.head_norms]
-        if found != sizes or len(layer.norms) != 2 or len(layer.head_norms) not in (0, 2):
-            raise ValueError(f"products {found} in a layer of products {sizes}")
+        if found != wanted or len(layer.norms) != 2 or len(layer.head_norms) not in (0, 2):
+            raise ValueError(f"products {found} in a layer of products {wanted}")
         for norm, size in norms:
             if norm.dtype != torch.float32 or norm.shape != (size,) or not norm.is_contiguous():
                 raise ValueError(f"a norm {list(norm.shape)} in {norm.dtype} of {size} in float32")
@@ -264,13 +256,4 @@ def _refuse(failed: int, rows: int, width: int) -> None:
 
 def _laid(layer: LayerParts) -> _DecoderLayer:
     norms = [_LayerNorm(w.data_ptr(), b.data_ptr(), eps) for w, b, eps in layer.norms]
-    return _DecoderLayer(*map(_linear, layer.products), *norms)
-
-
-def _linear(product: PackedLinear) -> _Linear:
-    parts = [
-        _Part(code, one.per, one.outputs, one.panels.data_ptr())
-        for one, code in zip(product.weights, product.codes, strict=True)
-    ]
-    bias = None if product.bias is None else product.bias.data_ptr()
-    return _Linear(len(parts), product.inputs, product.outputs, (_Part * PARTS)(*parts), bias)
+    return _DecoderLayer(*map(linear, layer.products), *norms)

@@ -25,8 +25,23 @@ _INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _HALVES = 11  #: the code of bfloat16 weights whose inputs are rounded to bfloat16, too
 _LAYOUT = (_WHOLE,) * 7 + (_POINTER,) * 2
+PARTS = 3  #: weights of one product in compiled layers, at most
 _TILE, _GROUP = 16, 64  #: outputs of a tile, and of tiles that lie together (`packed_tiles.h`)
 _AT_ONCE = 1 << 18  #: weights that are rounded or converted at once, lest all are copied twice
+
+
+class _Part(ctypes.Structure):
+    _fields_ = [*((name, _WHOLE) for name in ("format", "per", "outputs")), ("weight", _POINTER)]
+
+
+class Linear(ctypes.Structure):
+    """A `PackedLinear` as compiled layers take it."""
+
+    _fields_ = [
+        *((name, _WHOLE) for name in ("parts", "inputs", "outputs")),
+        ("of", _Part * PARTS),
+        ("bias", _POINTER),
+    ]
 
 
 def unsupported_reason(
@@ -187,12 +202,8 @@ class PackedLinear:
             )
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self.activations = activations
-        rounded = activations is None and isa.has_bf16_products()
         #: Formats, as packed_linear.c numbers them.
-        self.codes = [
-            _HALVES if rounded and one.format == "bf16" else FORMATS[one.format].code
-            for one in self.weights
-        ]
+        self.codes = [product_code(one.format, rounded=activations is None) for one in self.weights]
         self._run: Callable[..., int] = (
             build.function("outrider_packed_int8", _INT8)
             if activations == "int8"
@@ -224,6 +235,24 @@ class PackedLinear:
             at += 4 * one.outputs
             bias = None if bias is None else bias + 4 * one.outputs
         return out
+
+
+def linear(product: PackedLinear) -> Linear:
+    """As compiled layers take it; what it points to is the product's."""
+    parts = [
+        _Part(code, one.per, one.outputs, one.panels.data_ptr())
+        for one, code in zip(product.weights, product.codes, strict=True)
+    ]
+    bias = None if product.bias is None else product.bias.data_ptr()
+    return Linear(len(parts), product.inputs, product.outputs, (_Part * PARTS)(*parts), bias)
+
+
+def product_code(format: str, rounded: bool = True) -> int:
+    """A format, as packed_linear.c numbers it; `rounded`: inputs of bfloat16 weights are rounded
+    to it where the processor has products of two such numbers."""
+    if rounded and format == "bf16" and isa.has_bf16_products():
+        return _HALVES
+    return FORMATS[format].code
 
 
 def _panels(of: Format, parts: Iterable[Tensor], outputs: int, inputs: int) -> Tensor:

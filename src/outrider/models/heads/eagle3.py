@@ -302,7 +302,7 @@ class Eagle3Llama:
                 state, x = call.norm(state, more, layer.before)
             x = call.attend(layer.qkv(x), store)
             state, x = call.norm(state, layer.out(x), layer.between)
-            more = layer.down(call.gate(layer.gate_up(x)))
+            more = layer.mlp(call, x)
         state, read = call.norm(state, more, self._norm)
         return HeadStates(read if self.module.config.norm_output else state, read)
 

@@ -1,14 +1,15 @@
 """A model as a GGUF file of another type, so that every engine reads the same numbers.
 
 From a GGUF file everything but the matrices is copied as it is; from a folder of transformers the
-file is written whole, for Llama and Qwen2 with a byte-level BPE. Weights go by way of bfloat16: a
-file of type BF16 has the numbers of a bfloat16 folder.
+file is written whole, for Llama, Qwen2 and Qwen2-MoE with a byte-level BPE. Weights go by way of
+bfloat16: a file of type BF16 has the numbers of a bfloat16 folder.
 
     python -m outrider_lab.peers.gguf_files SmolLM2.Q4_1.gguf SmolLM2.Q8_0.gguf --type Q8_0
 """
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 TYPES = ("BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 #: transformers' `model_type` to GGUF's architecture.
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2"}
-_PRE = {"llama": "smollm", "qwen2": "qwen2"}  #: how text is split ahead of BPE
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe"}
+_ROUTER = "ffn_gate_inp"  #: what stays in float32 whatever type is asked for, as llama.cpp keeps it
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 _NORMAL, _CONTROL = 1, 3  #: kinds of tokens
 
 
@@ -71,7 +73,7 @@ def _add(writer: Any, name: str, numbers: np.ndarray, kind: str) -> None:
     from gguf.quants import quantize
 
     wanted = gguf.GGMLQuantizationType[kind]
-    if numbers.ndim < 2:  # norms and biases
+    if numbers.ndim < 2 or _ROUTER in name:  # norms and biases
         writer.add_tensor(name, numbers.astype(np.float32))
     else:
         writer.add_tensor(name, quantize(rounded(numbers), wanted), raw_dtype=wanted)
@@ -132,12 +134,17 @@ def _convert(source: Path, target: Path, kind: str) -> None:
     writer.add_vocab_size(config["vocab_size"])
     if family == "llama":
         writer.add_rope_dimension_count(config["hidden_size"] // heads)
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     writer.add_file_type(_file_type(kind))
     _vocabulary(writer, source, config)
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH[ARCHITECTURES[family].upper()], config["num_hidden_layers"]
     )
-    for name, numbers in _tensors(source):
+    for name, numbers in _stacked(_tensors(source), config.get("num_experts", 0)):
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if known is None or (name == "lm_head.weight" and config.get("tie_word_embeddings")):
             continue
@@ -145,6 +152,23 @@ def _convert(source: Path, target: Path, kind: str) -> None:
             numbers = _interleaved(numbers, heads if "q_proj" in name else groups)
         _add(writer, known, numbers, kind)
     _finish(writer)
+
+
+def _stacked(
+    tensors: Iterator[tuple[str, np.ndarray]], experts: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The same, all experts' matrices of a layer as one tensor: [experts, outputs, inputs]."""
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    for name, numbers in tensors:
+        if (found := _EXPERT.match(name)) is None:
+            # one output is a vector there
+            yield name, numbers[0] if name.endswith("shared_expert_gate.weight") else numbers
+            continue
+        each = parts.setdefault(found[1] + found[3], {})
+        each[int(found[2])] = numbers
+        if len(each) == experts:
+            yield found[1] + found[3], np.stack([each[number] for number in range(experts)])
+            each.clear()
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -183,7 +207,8 @@ def _vocabulary(writer: Any, source: Path, config: dict[str, Any]) -> None:
         kinds[one["id"]] = _CONTROL if one["special"] else _NORMAL
     merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_PRE[config["model_type"]])
+    split = json.dumps(told["pre_tokenizer"])  # how text is split ahead of BPE
+    writer.add_tokenizer_pre("qwen2" if '"Split"' in split else "smollm")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
