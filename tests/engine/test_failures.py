@@ -1,5 +1,7 @@
 """A failure is one row's own: the others have the texts that they have alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from requests_alone import CAPACITY, MAX_NUM_SEQS, REQUESTS, alone, engine_of, refuses
@@ -66,16 +68,34 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
         run.end(1)
 
 
-@pytest.mark.parametrize("name", ["root", "chain", "tree", "dynamic tree"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_a_processor_that_raises_on_what_is_only_drafted_fails_nobody(name):
-    """As one that has a line for each token of the answer, and none for those behind its end."""
-    sampling = SamplingParams(0, processors=(Fragile(len(PROMPTS[1]) + 8),))
-    limits = StopConditions(9)
-    run = engine_of(name).run([PROMPTS[1]], sampling, limits)
-    told = [token for block in run for token in block.token_ids]
-    plain = engine_of("root").run([PROMPTS[1]], SamplingParams(0), limits)
-    assert told == [token for block in plain for token in block.token_ids]
-    assert run.reasons == ["length"]
+    """As one that has a line for each token of the answer, and none for those behind its end; nor
+    beside a row that drafts, with which a draft model drafts for it, too."""
+    sizes = {1: 9, 3: 12}
+    fragile = [
+        Request(
+            PROMPTS[at],
+            SamplingParams(0, processors=(Fragile(len(PROMPTS[at]) + size - 1),)),
+            StopConditions(size),
+        )
+        for at, size in sizes.items()
+    ]
+    others = Request(PROMPTS[0], SamplingParams(1.0, seed=1), StopConditions(30))
+    engine = engine_of(name)
+    for asked in [fragile[:1], [others, *fragile]]:
+        run = EngineRun(engine, 3, CAPACITY)
+        for request in asked:
+            run.submit(request)
+        texts = [[] for _ in asked]
+        for block in run:
+            texts[block.request_id] += block.token_ids
+        assert run.reasons == ["length"] * len(asked)
+        for request, text in zip(asked, texts, strict=True):
+            by = engine if request is others else engine_of("root")
+            free = replace(request.sampling, processors=())
+            expected = by.run([request.prompt], free, request.limits)
+            assert text == [token for block in expected for token in block.token_ids]
 
 
 class Full:

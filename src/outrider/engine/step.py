@@ -71,9 +71,14 @@ def propose(drafter: Drafter, batch: Batch, shape: DraftShape | None = None) -> 
             f"got {wanted}; ask for one of its `shapes`"
         )
     context = batch.context._replace(cache=batch.cache)
-    draft = drafter.propose(batch.memory, context, wanted)
     if wanted.most_B is None:
-        return draft
+        return drafter.propose(batch.memory, context, wanted)
+    shaping = context.sampling.shaping
+    if shaping is not None and shaping.processed:  # what is not drafted is no text for them
+        each = zip(shaping.processors, wanted.most_B.tolist(), strict=True)
+        shaping = shaping._replace(processors=tuple(own if most else () for own, most in each))
+        context = context._replace(sampling=context.sampling._replace(shaping=shaping))
+    draft = drafter.propose(batch.memory, context, wanted)
     return shallower(draft, wanted.most_B.to(draft.tokens_BN.device))
 
 
