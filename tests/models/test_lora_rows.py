@@ -15,7 +15,7 @@ from outrider import Beams, SamplingParams, Stop
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
-from outrider.models import isa
+from outrider.models import isa, lora
 from outrider.models.prefix_cache import PrefixCache
 from tiny import PROMPTS, llama
 
@@ -130,6 +130,25 @@ def test_whatever_drafts(lean, drafter):
     rows = outrider.load(lean.folder / "base", lora_modules=lora, drafter=drafter, **more)
     found = rows.generate(list(PROMPTS), SamplingParams(0), Stop(SIZE), lora_request=NAMES)
     assert ids(found) == expected(lean, SamplingParams(0), Stop(SIZE))
+
+
+def test_no_memory_for_an_adapters_products_leaves_nothing_out(monkeypatch):
+    """Who tried again added nothing to that layer, without a word."""
+    weights = lora.LoraWeights(torch.ones(2, 3), torch.ones(4, 2))
+    adapter, x, right = lora.LoraAdapter({"a": weights}), torch.ones(1, 3), lora._alike
+    calls = []
+
+    def full(weight):
+        calls.append(weight)
+        if len(calls) == 2:
+            raise MemoryError("no room")
+        return right(weight)
+
+    monkeypatch.setattr(lora, "_alike", full)
+    with pytest.raises(MemoryError, match="no room"):
+        adapter.products(("a",), [4], x)
+    down, up = adapter.products(("a",), [4], x)
+    assert up(down(x)).tolist() == [[6.0] * 4]
 
 
 @pytest.mark.parametrize("make", [llama, gemma2])

@@ -124,11 +124,11 @@ class LoraAdapter:
         """What it adds to these layers as one, for x as `like`: down and up; None: nothing."""
         key = layers, like.dtype
         if key not in self._made:
-            joined = self._joined(layers, sizes)
-            self._made[key] = None
+            joined, both = self._joined(layers, sizes), None
             if joined is not None:
                 down, up = (_alike(w.to(like.device, like.dtype)) for w in joined)
-                self._made[key] = down, up
+                both = down, up
+            self._made[key] = both  # not ahead of that: who tries again would add nothing
         return self._made[key]
 
     def _joined(self, layers: Sequence[str], sizes: Sequence[int]) -> LoraWeights | None:
