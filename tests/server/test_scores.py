@@ -186,6 +186,10 @@ def test_a_loop_that_is_full_says_so(shipped):
         assert write(server.client(), **scored).choices[0].logprobs
         with pytest.raises(openai.BadRequestError, match=r"and their scores.* room for 2"):
             write(server.client(), ["a b", "c d"], **scored)  # whoever else is there
+        alone = scored | {"max_tokens": 0}  # nothing is written, and scores are all that waits
+        assert len(write(server.client(), ["a b", "c d"], **alone).choices) == 2
+        with pytest.raises(openai.BadRequestError, match="3 completions of 1 prompts; .* room for"):
+            write(server.client(), n=3, **alone)
 
 
 def test_a_fault_of_ours_is_an_answer_and_a_line_of_the_log(server, monkeypatch, caplog):

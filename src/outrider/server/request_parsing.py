@@ -167,11 +167,12 @@ class RequestParser:
         name = self.name(body.model)
         adapter = name if name in self.known.adapters else None
         copies, top = _copies(body), _scores(body)
-        scores = 0 if top is None else len(prompts)
-        most = self.rows + scores if self.most is None else self.most
-        if copies * len(prompts) + scores > most:
+        # scores wait beside texts that are written; a queue without a bound has room for both
+        beside = self.most is not None and top is not None and asked.given != 0
+        most = self.rows if self.most is None else self.most
+        if (copies + beside) * len(prompts) > most:
             what = f"{copies} completions of {len(prompts)} prompts"
-            what += f"{' and their scores' if scores else ''}; there is room for {most}"
+            what += f"{' and their scores' if beside else ''}; there is room for {most}"
             raise APIError(f"{what}; ask for fewer", "n" if copies == body.n else "best_of")
         stop = self._stop(body, ends)
         with _blamed("stop_token_ids"):
