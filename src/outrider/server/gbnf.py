@@ -71,7 +71,7 @@ def _character(text: str) -> str:
 
 
 def _in_string(one: str) -> str:
-    if one < " " and one not in _NAMES:  # Lark's strings have no control characters
+    if (one < " " or one == "\x7f") and one not in _NAMES:  # Lark's strings have none of these
         return f'" [{one}] "'
     return _NAMES.get(one, f"\\{one}" if one in '"\\' else one)
 
