@@ -22,6 +22,7 @@ from outrider.drafters.tree_drafting import bare
 from outrider.engine.batch import Batch, begin as begin, rest_of_prompts
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import inference, of_tree, width
+from outrider.sampling.custom_processors import process_drafted
 from outrider.sampling.logits_processors import apply
 from outrider.tree import alike, numbers, offered, shallower
 from outrider.types import (
@@ -75,8 +76,7 @@ def propose(drafter: Drafter, batch: Batch, shape: DraftShape | None = None) -> 
         return drafter.propose(batch.memory, context, wanted)
     shaping = context.sampling.shaping
     if shaping is not None and shaping.processed:  # what is not drafted is no text for them
-        each = zip(shaping.processors, wanted.most_B.tolist(), strict=True)
-        shaping = shaping._replace(processors=tuple(own if most else () for own, most in each))
+        shaping = process_drafted(shaping, wanted.most_B)
         context = context._replace(sampling=context.sampling._replace(shaping=shaping))
     draft = drafter.propose(batch.memory, context, wanted)
     return shallower(draft, wanted.most_B.to(draft.tokens_BN.device))

@@ -196,6 +196,12 @@ class ProcessorError(Exception):
         self.row = row
 
 
+def process_drafted(shaping: Shaping, most_B: Tensor) -> Shaping:
+    """The same without the processors of rows for which nothing is drafted. Reads `most_B`."""
+    each = zip(shaping.processors, most_B.tolist(), strict=True)
+    return shaping._replace(processors=tuple(own if most else () for own, most in each))
+
+
 def process(
     logits: Tensor,
     shaping: Shaping,
