@@ -28,6 +28,7 @@ from outrider_lab.papers import (
     theory,
 )
 from outrider_lab.papers.alpha_drafters import AlphaCopies, AlphaSource, cut
+from outrider_lab.tasks import chooser
 
 VOCAB = 32
 START = 0
@@ -246,6 +247,7 @@ def test_beams_and_theory_read_the_sources(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
+        "tasks",
         "k-sweep",
         "draft-length",
         "budget",
@@ -262,6 +264,14 @@ def test_what_goes_on_from_prompts_refuses_an_encoder_decoder(words, tmp_path):
     told = ["bench", *words.split(), "--model", "corrector", "--out", str(tmp_path / "out")]
     with pytest.raises(ConfigurationError, match="encoder-decoder, 'corrector'; bench alpha, be"):
         CliRunner().invoke(app, told, catch_exceptions=False)
+
+
+def test_drafters_are_not_tried_on_the_prompts_of_an_encoder_decoder(tmp_path):
+    """It was told to come with its tokenizer, which it had."""
+    (tmp_path / "mine.txt").write_text("Hello.")
+    asked = chooser.ChoiceRequest("corrector", None, tmp_path / "mine.txt")
+    with pytest.raises(ConfigurationError, match="got an encoder-decoder, 'corrector'"):
+        chooser.run(asked, lambda *_: None)
 
 
 def test_texts_for_a_speech_model_are_refused(tmp_path):

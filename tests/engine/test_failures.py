@@ -66,6 +66,18 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
         run.end(1)
 
 
+@pytest.mark.parametrize("name", ["root", "chain", "tree", "dynamic tree"])
+def test_a_processor_that_raises_on_what_is_only_drafted_fails_nobody(name):
+    """As one that has a line for each token of the answer, and none for those behind its end."""
+    sampling = SamplingParams(0, processors=(Fragile(len(PROMPTS[1]) + 8),))
+    limits = StopConditions(9)
+    run = engine_of(name).run([PROMPTS[1]], sampling, limits)
+    told = [token for block in run for token in block.token_ids]
+    plain = engine_of("root").run([PROMPTS[1]], SamplingParams(0), limits)
+    assert told == [token for block in plain for token in block.token_ids]
+    assert run.reasons == ["length"]
+
+
 class Full:
     """A target that finds no room for its second cache: that of the free rows."""
 

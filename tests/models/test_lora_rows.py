@@ -15,6 +15,7 @@ from outrider import Beams, SamplingParams, Stop
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
+from outrider.models import isa
 from outrider.models.prefix_cache import PrefixCache
 from tiny import PROMPTS, llama
 
@@ -135,6 +136,8 @@ def test_whatever_drafts(lean, drafter):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_row_has_its_bits_whoever_stands_beside_it(tmp_path, make, dtype):
     """What packed products round makes much of the last bit of an adapter's sums."""
+    if make is gemma2 and dtype == "bfloat16" and not isa.has_bf16_products():
+        pytest.skip("nothing is rounded here, and sums of own forwards are as they come")
     sizes = {"hidden_size": 320, "intermediate_size": 384}
     layers = ["q_proj", "o_proj", "gate_proj", "down_proj"]
     kinds = {name: {"r": r, "target_modules": layers} for name, r in (("one", 5), ("two", 8))}

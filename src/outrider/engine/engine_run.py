@@ -343,7 +343,13 @@ class EngineRun(Iterator[StepOutput]):
                 made = self._made(batch, shape)
                 break
             except ProcessorError as error:  # nothing of the step has been committed
-                self._requests.blame(self._scheduler.rows[error.row], error)
+                failing = self._scheduler.rows[error.row]
+                entry = self._requests.entries[failing]
+                if shape.max_depth and entry.request.num_speculative_tokens != 0:
+                    # what it fails on may only be drafted: from here on nothing is, for this row
+                    entry.request = replace(entry.request, num_speculative_tokens=0)
+                    continue
+                self._requests.blame(failing, error)
                 self._scheduler.leave()
             except (MemoryError, RuntimeError) as error:
                 if not (self.engine.spare(error) or self.engine.room.lost(shape, error)):

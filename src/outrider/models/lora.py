@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
-from outrider.models import peft_models, row_padding
+from outrider.models import peft_models, weight_only
 from outrider.models.config import read
 from outrider.models.linear import Product, product, steady
 from outrider.models.weight_only import finite
@@ -106,9 +106,9 @@ def _scaling(said: Mapping[str, Any], layer: str, rank: int) -> float:
 def _alike(weight: Tensor) -> Product:
     """A product that has a row's bits in calls of any number of rows: the layers behind it may
     round what they are given, and then much hangs on a last bit."""
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        return lambda x: row_padding.multiply(x, weight)
-    return product(weight, None)
+    kernels = weight_only.unsupported_reason(weight.device) is None
+    ours = kernels and weight.dtype == torch.float32
+    return product(weight, None, packed=ours, compiled=ours)
 
 
 class LoraAdapter:

@@ -145,11 +145,8 @@ def _dense(*tensors: object) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    return multiply(x, weight, bias) if _dense(x, weight) and weight.dim() == 2 else None
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of float32 numbers on a CPU, few rows padded."""
+    if not _dense(x, weight) or weight.dim() != 2:
+        return None
     flat = x.reshape(-1, x.shape[-1])
     out = _rows_of(weight.shape, torch.get_num_threads()).over(
         lambda some: F.linear(some, weight, bias), flat

@@ -141,7 +141,7 @@ def goes_on(target: str | None) -> None:
     """Refuse an encoder-decoder."""
     if reads_sources(target):
         raise ConfigurationError(
-            f"this experiment is of models that go on from their prompts; got an encoder-decoder, "
+            "this measures models that go on from their prompts; got an encoder-decoder, "
             f"{target!r}; bench alpha, beams, theory and wagner take one"
         )
 

@@ -16,6 +16,7 @@ from outrider_lab.bench import intervals
 from outrider_lab.bench.machine import load_to_measure
 from outrider_lab.bench.prompts import read_rows
 from outrider_lab.certify.report import Row
+from outrider_lab.papers.options import goes_on
 from outrider_lab.papers.record import Tables
 from outrider_lab.tasks import tables
 from outrider_lab.tasks.arms import DEFAULT, PLAIN, arms
@@ -65,6 +66,7 @@ def run(asked: ChoiceRequest, progress: Show) -> tuple[Tables, str]:
     Raises PromptError for a file without prompts, ConfigurationError for a model that
     reads no text.
     """
+    goes_on(asked.model)
     tasks = some(read_rows(asked.prompts), asked.limit)
     base = load_to_measure(
         asked.model,

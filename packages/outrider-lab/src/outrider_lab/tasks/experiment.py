@@ -12,7 +12,7 @@ from outrider_lab import drawing
 from outrider_lab.bench.machine import load_to_measure
 from outrider_lab.certify.report import Row
 from outrider_lab.papers import record
-from outrider_lab.papers.options import layers_of
+from outrider_lab.papers.options import goes_on, layers_of
 from outrider_lab.tasks import picture, prompts, scores, spec_bench, tables
 from outrider_lab.tasks.arms import DEFAULT, arms, counts, documentation, usual_skip
 from outrider_lab.tasks.run import TasksAmount, clock, run as measure, store_of
@@ -60,6 +60,7 @@ def run(
 
     What is missing is said before anything is read.
     """
+    goes_on(asked.target)
     record.folder(out)
     scores.needed(amount.run_code)
     if pictures:
