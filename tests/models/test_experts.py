@@ -5,7 +5,7 @@ import recurrent_models
 import tiny_gguf
 import torch
 from families import FAMILIES, based, build
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import outrider
 from outrider import SamplingParams, Stop
@@ -153,6 +153,26 @@ def test_the_lean_decoder_computes_the_same_and_a_token_has_its_bits(name, dtype
     torch.testing.assert_close(calls(target, ids, [24]), whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [(kind, {"hidden_act": act}) for kind in ("mixtral", "qwen2_moe") for act in ("gelu", "relu")]
+    + [("olmoe", {"clip_qkv": 0.5})],
+)
+@torch.inference_mode()
+def test_what_the_lean_decoder_does_not_compute_runs_by_its_own_forward(name, field):
+    small = kept(dense(AutoConfig.for_model(**{**LEAN[name]().to_dict(), **field})))
+    target = adapt(small)
+    assert not isinstance(target.runner, LlamaRunner)
+    assert gap(calls(target, IDS, [11]), small(IDS, use_cache=False).logits[0]) < 1e-5
+
+
+def test_swish_is_silu():
+    small = kept(
+        dense(AutoConfig.for_model(**LEAN["mixtral"]().to_dict() | {"hidden_act": "swish"}))
+    )
+    assert isinstance(adapt(small).runner, LlamaRunner)
+
+
 @torch.inference_mode()
 def test_a_path_of_a_tree_has_the_bits_of_a_text():
     target = adapt(kept(dense(LEAN["qwen2_moe"]()), "int8"))
@@ -262,11 +282,54 @@ def test_a_file_keeps_experts_in_its_blocks(kind, architecture, types, tmp_path)
     found = small(IDS, use_cache=False).logits
     theirs = AutoModelForCausalLM.from_config(source.config).eval()
     theirs.load_state_dict(rounded(small).state_dict())
-    assert gap(found, theirs(IDS, use_cache=False).logits) < 2e-3
+    expected = theirs(IDS, use_cache=False).logits
+    assert gap(found, expected) < 2e-3
+    if types[0] != "MXFP4":  # unpacked on purpose: experts have the file's widths there, too
+        unpacked = ModelSource(path, "target").model("float32", CPU)
+        assert gap(unpacked(IDS, use_cache=False).logits, expected) < 1e-5
     own = dict(model.named_parameters())
     for name, weight in small.named_parameters():
         if weight.dim() > 1:
             assert gap(weight.numbers(), own[name]) < (0.2 if "MXFP4" in types else 0.07), name
+
+
+@pytest.mark.parametrize("part", ["up", "gate", "down"])
+def test_a_file_without_one_of_a_layers_experts_says_so(part, tmp_path, monkeypatch):
+    import gguf
+
+    add = gguf.GGUFWriter.add_tensor
+    monkeypatch.setattr(
+        gguf.GGUFWriter,
+        "add_tensor",
+        lambda self, name, *of, **how: (
+            name == f"blk.1.ffn_{part}_exps.weight" or add(self, name, *of, **how)
+        ),
+    )
+    model = dense(tiny_gguf.mixture("qwen3_moe"))
+    tiny_gguf.write(tmp_path / "cut.gguf", model, "Q8_0", "qwen3moe", up="Q8_0")
+    leaf = "down_proj" if part == "down" else "gate_up_proj"
+    with pytest.raises(ConfigurationError, match=rf"are not in .*layers\.1\.mlp\.experts\.{leaf};"):
+        ModelSource(tmp_path / "cut.gguf", "target").model(weight_only.STORED, CPU)
+
+
+def test_products_of_a_mixture_that_do_not_fit_are_refused():
+    made = {
+        size: PackedLinear(PackedWeight.from_dense(torch.ones(*size)))
+        for size in ((4, 32), (5, 32), (64, 32), (32, 32), (1, 32), (2, 32))
+    }
+    experts_of = {
+        size: PackedExperts([[PackedWeight.from_dense(torch.ones(*size))]] * 4)
+        for size in ((64, 32), (32, 32))
+    }
+    up, down = experts_of[64, 32], experts_of[32, 32]
+    shared = made[64, 32], made[32, 32], made[1, 32]
+    assert PackedMixture(made[4, 32], up, down, 2, True, SharedExpert(*shared))
+    with pytest.raises(ConfigurationError, match="products of 5 experts are wanted for 32"):
+        PackedMixture(made[5, 32], up, down, 2, True)
+    with pytest.raises(ConfigurationError, match=r"\(4, 32, 64\).*; got"):
+        PackedMixture(made[4, 32], down, down, 2, True)
+    with pytest.raises(ConfigurationError, match=r"\(4, 32, 64\).*; got"):
+        PackedMixture(made[4, 32], up, down, 2, True, SharedExpert(*shared[:2], made[2, 32]))
 
 
 @pytest.mark.parametrize("wrong", ["blocks", "numbers", "chosen", "kinds", "rows"])

@@ -297,3 +297,10 @@ def test_what_cannot_be_is_said() -> None:
         PackedLinear(packed, torch.ones(3))
     with pytest.raises(IndexError, match="outside the weight's 2 rows"):
         packed.rows(torch.tensor([2]))
+
+
+@pytest.mark.parametrize("format", FILES)
+def test_no_rows_are_no_product(format):
+    blocks = torch.from_numpy(blocks_of(format, 40, 256))
+    run = PackedLinear(PackedWeight.from_blocks(blocks, format, 256))
+    assert run(torch.zeros(2, 0, 256)).shape == (2, 0, 40)

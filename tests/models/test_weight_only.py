@@ -172,6 +172,11 @@ def test_what_is_no_layer_gets_the_numbers():
     assert torch.equal(weight * 2, numbers * 2)
     assert torch.equal(weight.T @ numbers, numbers.T @ numbers)
     assert weight.detach().record is weight.record
+    assert weight.type() == "torch.FloatTensor"
+    assert all(
+        same is weight
+        for same in (weight.float(), weight.to(torch.float32), weight.type(torch.float32))
+    )
     assert "q8_0" in repr(weight)
 
 

@@ -238,9 +238,13 @@ _MIXTURES = frozenset(
 def is_mixture(mlp: nn.Module) -> bool:
     """Whether it is a mixture as `Mixture` computes one, its weights packed in whole blocks.
 
-    Its router takes the most likely experts by a softmax over all of them.
+    Its router takes the most likely experts by a softmax over all of them, and silu is between an
+    expert's products.
     """
     if type(mlp).__name__ not in _MIXTURES or decoder_layers.unsupported_reason([], "silu"):
+        return False
+    between = type(found(mlp.get_submodule("experts"), "act_fn"))
+    if between not in (type(ACT2FN["silu"]), type(ACT2FN["swish"])):
         return False
     records = [
         record

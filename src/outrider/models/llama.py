@@ -76,9 +76,7 @@ def _linears(model: LlamaForCausalLM, adapters: bool) -> list[object]:
     parts: list[object] = [model.lm_head]
     for layer in model.model.layers:
         parts += [found(layer.self_attn, f"{name}_proj") for name in "qkvo"]
-        if adapters or not is_mixture(
-            layer.mlp
-        ):  # one that no `Mixture` computes has no such parts
+        if adapters or not is_mixture(layer.mlp):  # another mixture has no such parts
             parts += [found(layer.mlp, f"{name}_proj") for name in ("gate", "up", "down")]
     return parts
 

@@ -396,7 +396,8 @@ class ModelSource:
         logging.disable_progress_bar()
         how = {"dtype": DTYPES[dtype], **self._how}
         if self._how:
-            made = auto_classes.read_weights(self, **how, **gguf.dequantize_options()).to(device)
+            how |= {"config": self.config, **gguf.dequantize_options()}
+            made = auto_classes.read_weights(self, **how).to(device)
             vars(made.config).pop("quantization_config", None)  # its weights are numbers now
             return made
         if self.group is not None:

@@ -146,8 +146,7 @@ def _detached(weight: Tensor) -> object:
 
 def _float32(weight: Tensor, *given: object, **named: object) -> object:
     """What says float32 already, and is asked for that alone."""
-    asked = (*given, *named.values())
-    if isinstance(weight, WeightOnlyTensor) and asked in ((), (torch.float32,)):
+    if isinstance(weight, WeightOnlyTensor) and (*given, *named.values()) == (torch.float32,):
         return weight
     return NotImplemented
 
@@ -165,7 +164,7 @@ _KNOWN: dict[Callable[..., object], Callable[..., object]] = {
     torch.Tensor.__getitem__: _index,
     torch.Tensor.detach: _detached,
     torch.Tensor.T.__get__: _turned,  # type: ignore[attr-defined]
-    torch.Tensor.float: _float32,
+    torch.Tensor.float: partial(_float32, dtype=torch.float32),
     torch.Tensor.to: _float32,
     torch.Tensor.type: _float32,
 }

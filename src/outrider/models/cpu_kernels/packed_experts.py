@@ -167,7 +167,8 @@ class PackedMixture:
 
     `route` scores the experts; of the `chosen` most likely the first of equals comes first, and
     with `whole` their weights are divided by their sum. What the shared one gives is multiplied by
-    the logistic function of its gate. Raises ConfigurationError for more experts than there are.
+    the logistic function of its gate. Raises ConfigurationError for more experts than there are,
+    and products that do not fit each other.
     """
 
     def __init__(
@@ -183,6 +184,18 @@ class PackedMixture:
             raise ConfigurationError(
                 f"a token gets 1 to {route.outputs} experts; got {chosen}; check the model's "
                 "configuration"
+            )
+        count, width, inner = route.outputs, route.inputs, down.inputs
+        found = [(len(one._weights), one.inputs, one.outputs) for one in (gate_up, down)]
+        wanted = [(count, width, 2 * inner), (count, inner, width)]
+        if shared:
+            found += [(1, one.inputs, one.outputs) for one in shared]
+            inner = shared.down.inputs
+            wanted += [(1, width, 2 * inner), (1, inner, width), (1, width, 1)]
+        if found != wanted:
+            raise ConfigurationError(
+                f"products of {count} experts are wanted for {width} numbers, (experts, inputs, "
+                f"outputs) {wanted}; got {found}; check the model's configuration"
             )
         self._kept = route, gate_up, down, shared  # what the structure points to
         each = [linear(one) for one in shared] if shared else [Linear()] * 3

@@ -256,6 +256,7 @@ int outrider_packed_linear(
 #ifndef HALF_PRODUCTS
     if (format == HALVES) return 2;
 #endif
+    if (!rows) return 0;
     if (rows * inputs * outputs <= 1 << 18) threads = 1;
     if (is_whole(format) || format == HALVES) {
         near = malloc(rows * inputs * sizeof(int16_t) + 3 * count * sizeof(float) + 1);
