@@ -1,17 +1,21 @@
 """Beam search, several texts of a prompt, and laws on models whose layers keep states."""
 
+from bisect import insort
+from types import SimpleNamespace
+
 import pytest
 import torch
 from recurrent_models import made, perturbed
 
 from outrider import SamplingParams, StopConditions, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine.beam_search import search
+from outrider.engine.beam_search import scorer, search
 from outrider.engine.beam_search.step import Beams
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.models import TreeDecoder, runner_of
+from outrider.models.decoder import orders_slots
 from outrider.models.prefix_cache import PrefixCache
 from outrider.models.recurrent.states import RecurrentStates
 from outrider_lab.certify import Power, certify, foreign
@@ -80,6 +84,19 @@ def test_beams_are_those_of_transformers(kind):
             assert [one.token_ids for one in found[row]] == texts, (row, drafter.name)
             mine = torch.tensor([one.score for one in found[row]])
             torch.testing.assert_close(mine, scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_text_lies_behind_what_it_begins_with_where_slots_form_blocks(ordered):
+    root = scorer.chain([5, 6])
+    row = scorer._ScoredRow(root, 12, ordered)
+    dropped, kept = root.child(7), root.child(8)
+    assert [row.place(text).slot for text in (root, dropped, kept)] == [1, 2, 3]
+    insort(row.free_slots, row.scored.pop(dropped).slot)
+    assert row.place(kept.child(9)).slot == (4 if ordered else 2)
+    config = made("qwen4_exp_text").config
+    assert orders_slots(SimpleNamespace(runner=SimpleNamespace(config=config)))
+    assert not orders_slots(decoder(made("lfm2")))
 
 
 SMALL = Power(

@@ -312,6 +312,13 @@ def media_of(model: object) -> MediaRunner | None:
     return media if isinstance(media, MediaRunner) else None
 
 
+def orders_slots(model: object) -> bool:
+    """Whether its attention chooses among blocks of neighbouring slots, in which a text has to lie
+    in order: Qwen4-Exp's indexer does."""
+    config = found(found(model, "runner"), "config")  # of models in one process
+    return read(config, "indexer_compress_ratio", int) is not None
+
+
 def adapters_of(model: object) -> tuple[str, ...]:
     """The adapters that rows of a model may have."""
     return read(model, "adapters", tuple) or ()

@@ -4,8 +4,8 @@ A text's slot is any free one; what it sees are the slots of the texts it begins
 reordered or copied when beams change: slots of texts that no beam goes on from are free again.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import CapacityError
-from outrider.models.decoder import media_of
+from outrider.models.decoder import media_of, orders_slots
 from outrider.models.prefill import behind, inference, ingest, width
 from outrider.types import Cache, Inputs, LanguageModel, MultiModalInputs, Nodes
 
@@ -76,37 +76,37 @@ class _Scored(NamedTuple):
 
 
 class _ScoredRow:
-    """One row's texts."""
+    """One row's texts; `ordered`: each lies behind those that it begins with."""
 
-    def __init__(self, root: Prefix, capacity: int) -> None:
-        self.root = root
+    def __init__(self, root: Prefix, capacity: int, ordered: bool) -> None:
+        self.root, self._ordered = root, ordered
         pending = root.length - 1
         self.below = np.zeros(capacity, dtype=np.bool_)  #: what the prompt's last token sees
         self.below[:pending] = True
-        self.free_slots = list(range(pending, capacity))
-        heapify(self.free_slots)
+        self.free_slots = list(range(pending, capacity))  #: sorted
         self.scored: dict[Prefix, _Scored] = {}
         self.logits: dict[Prefix, Tensor] = {}
         self.logs: dict[Prefix, Tensor] = {}
 
     def place(self, text: Prefix) -> _Scored:
         """A slot for a text whose parent has one."""
-        above = self.below if text is self.root else self.scored[_parent(text)].seen
-        slot = self.spare()
-        heappop(self.free_slots)
-        seen = above.copy()
+        parent = None if text is self.root else self.scored[_parent(text)]
+        slot = self.spare(parent.slot if parent is not None and self._ordered else -1)
+        self.free_slots.remove(slot)
+        seen = (self.below if parent is None else parent.seen).copy()
         seen[slot] = True
         placed = self.scored[text] = _Scored(slot, seen)
         return placed
 
-    def spare(self) -> int:
-        """The first slot that is free."""
-        if not self.free_slots:
+    def spare(self, behind: int = -1) -> int:
+        """The first slot behind that one that is free."""
+        at = bisect_right(self.free_slots, behind)
+        if at == len(self.free_slots):
             raise CapacityError(
                 f"a beam search needs more than its {len(self.below)} slots; raise capacity, or "
                 "use fewer beams or less speculation"
             )
-        return self.free_slots[0]
+        return self.free_slots[at]
 
 
 def _parent(text: Prefix) -> Prefix:
@@ -137,7 +137,8 @@ class PrefixScorer:
     ) -> None:
         self.model, self.capacity = model, capacity
         self._shapers = shapers or [None] * len(prompts)
-        self.rows = [_ScoredRow(root, capacity) for root in roots or map(chain, prompts)]
+        ordered = orders_slots(model)
+        self.rows = [_ScoredRow(root, capacity, ordered) for root in roots or map(chain, prompts)]
         self.calls = self.nodes = 0
         self.slots = 0  #: of a row, that were in use at once
         self._device = torch.device(model.device)
@@ -296,7 +297,7 @@ class PrefixScorer:
             while node in here.scored and node not in alive:
                 if any(below in here.scored or below in alive for below in node.children.values()):
                     break
-                heappush(here.free_slots, here.scored.pop(node).slot)
+                insort(here.free_slots, here.scored.pop(node).slot)
                 if node is here.root:
                     break
                 node = _parent(node)
