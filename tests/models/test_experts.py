@@ -117,6 +117,9 @@ def test_numbers_are_those_of_the_weights(name, monkeypatch):
     stacks = {n: w for n, w in stacks.items() if "conv" not in n}
     assert stacks
     assert all(isinstance(weight, ExpertsTensor) for weight in stacks.values())
+    routed = [one.weight.record.format for m in small.modules() for one in experts.routers(m)]
+    assert len(routed) >= len(stacks) // 2
+    assert set(routed) == {"f32"}  # what chooses decides for all
     assert gap(found, rounded(small)(IDS, use_cache=False).logits) < 1e-5
     assert 1e-5 < gap(found, model(IDS, use_cache=False).logits) < 0.05
     assert all(type(weight) is torch.nn.Parameter for weight in model.parameters())

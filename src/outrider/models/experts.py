@@ -6,6 +6,7 @@ rows, on the packed kernels: a row is the same whatever stands beside it, which 
 few rows are not.
 """
 
+import re
 from collections.abc import Sequence
 from types import MethodType
 
@@ -18,6 +19,7 @@ from outrider.models.cpu_kernels.packed_linear import PackedWeight
 from outrider.models.weight_only_tensor import WeightOnlyTensor
 
 AXES = 3  #: of all experts' matrices
+_ROUTES = re.compile("gate|rout")  #: in the name of what chooses them
 
 
 class ExpertsTensor(WeightOnlyTensor):
@@ -91,12 +93,15 @@ def transposed(module: nn.Module) -> bool:
 
 
 def routers(module: nn.Module) -> list[nn.Module]:
-    """What says which experts of this layer a token gets, where it has a matrix of its own."""
-    parts = list(module.children())
-    if not any(map(stacks, parts)):
+    """What says which experts of this layer a token gets: matrices with a row for each of them."""
+    stack = next((part for part in module.children() if stacks(part)), None)
+    if stack is None:
         return []
-    own = [(part, read(part, "weight", Tensor)) for part in parts if type(part) is not nn.Linear]
-    return [part for part, weight in own if weight is not None and weight.dim() == AXES - 1]
+    beside = [part for name, part in module.named_children() if _ROUTES.search(name)]
+    each = [one for part in beside for one in part.modules() if one is not stack]
+    weights = [(one, read(one, "weight", Tensor)) for one in each]
+    count = len(stack.get_parameter("down_proj"))
+    return [one for one, w in weights if w is not None and w.dim() == AXES - 1 and len(w) == count]
 
 
 def run_packed(model: nn.Module) -> None:
