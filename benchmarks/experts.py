@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausal
 
 _PART = 3  #: experts are so many times narrower than the MLP
 _ADDED = 0.1  #: how much of what an expert gives is added
-_GATE = 0.5  #: what the shared expert is multiplied by: the logistic function at 0
+_GATE = 0.5  #: what the shared expert is multiplied by: the logistic function near 0,
+_SLIGHT = 1e-3  #: not at it, where llama.cpp divides 0 by 0
 
 
 def upcycled(source: Path, experts: int, chosen: int) -> Qwen2MoeForCausalLM:
@@ -54,8 +55,10 @@ def upcycled(source: Path, experts: int, chosen: int) -> Qwen2MoeForCausalLM:
                 to.copy_(weights[name])
             elif name.endswith("mlp.gate.weight"):
                 to.normal_()
+            elif name.endswith("shared_expert_gate.weight"):
+                to.normal_(std=_SLIGHT)
             elif not name.endswith("_proj.weight") and ".experts." not in name:
-                to.zero_()  # biases, and the gate of the shared expert
+                to.zero_()  # biases
         for layer in range(config.num_hidden_layers):
             at = f"model.layers.{layer}.mlp"
             gate, up, down = (
