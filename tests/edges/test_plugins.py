@@ -281,6 +281,7 @@ class OneLaw:
 MIXED = "placed tree", "paths of two models"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("drafter", [*MIXED, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_rule_that_forgets_a_second_law_at_a_node_is_found_out(monkeypatch, drafter):
     """It is right on chains, on the paths of one model, and at temperature 0."""
